@@ -8,24 +8,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod decisions;
 mod rust_source;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
-
-use crate::hygiene::{cargo, run};
 
 use self::rust_source::{code, has_word, heads, is_name_char, modules, sources, trees};
 
 const LONGEST_FILE: usize = 450;
-/// Folder of the decisions, and the most entries at its top, `lib.rs` among them.
-const DECISIONS: &str = "src/domain";
-const MOST_SUBJECTS: usize = 17;
-/// Crates that connect, wait or encrypt connections. The decisions and their unit tests are built
-/// without them.
-const IO_CRATES: [&str; 8] =
-    ["kube-client", "kube-runtime", "tokio", "hyper", "tower", "rustls", "axum", "rtnetlink"];
 
 /// Rooms of the operator, and the rooms that each may use, as in DESIGN.md.
 const ROOMS: [(&str, &[&str]); 11] = [
@@ -95,22 +85,6 @@ fn every_file_says_what_it_owns_and_is_short() {
 #[test]
 fn public_items_are_used() {
     let faults = unused_items(&sources("src"));
-    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
-}
-
-#[test]
-fn decisions_are_found_by_their_subject() {
-    let sources = sources(DECISIONS);
-    let paths = sources.iter().filter_map(|(path, _)| path.strip_prefix("src/domain/"));
-    let entries: BTreeSet<&str> = paths.filter_map(|path| path.split('/').next()).collect();
-    let design = Path::new(env!("CARGO_MANIFEST_DIR")).join("DESIGN.md");
-    let faults = subject_faults(&entries, &fs::read_to_string(design).unwrap());
-    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
-}
-
-#[test]
-fn decisions_are_built_without_a_client_and_a_runtime() {
-    let faults = dependency_faults("domain");
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
@@ -258,43 +232,6 @@ fn unused_items(sources: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// The table of subjects in DESIGN.md has a row for each entry, and none for an entry that is gone.
-fn subject_faults(entries: &BTreeSet<&str>, design: &str) -> Vec<String> {
-    let after = design.split("Within `src/domain`").nth(1).unwrap_or_default();
-    let table = after.split("\n## ").next().unwrap_or_default();
-    let rows = table.lines().filter(|line| line.starts_with("| `"));
-    let firsts = rows.filter_map(|row| row.split('|').nth(1));
-    let named: BTreeSet<&str> =
-        firsts.flat_map(|first| first.split('`').skip(1).step_by(2)).collect();
-    let subjects: BTreeSet<&str> =
-        entries.iter().copied().filter(|entry| *entry != "lib.rs").collect();
-    let mut faults = Vec::new();
-    if entries.len() > MOST_SUBJECTS {
-        faults.push(format!("{DECISIONS}: {} entries, more than {MOST_SUBJECTS}", entries.len()));
-    }
-    for entry in subjects.difference(&named) {
-        faults.push(format!("DESIGN.md: no row for {DECISIONS}/{entry}"));
-    }
-    for row in named.difference(&subjects) {
-        faults.push(format!("DESIGN.md: a row for {DECISIONS}/{row}, which is not there"));
-    }
-    faults
-}
-
-/// Crates of `IO_CRATES` that `package` is linked with. Features count as they are when the package
-/// is built alone.
-fn dependency_faults(package: &str) -> Vec<String> {
-    let args = ["tree", "--locked", "--offline", "-e", "normal", "--prefix", "none", "-p", package];
-    let tree = run(cargo().args(args));
-    let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
-    assert!(crates.contains(package), "no tree of {package}: {tree}");
-    IO_CRATES
-        .into_iter()
-        .filter(|name| crates.contains(name))
-        .map(|name| format!("{package} is linked with {name}: decisions do no I/O"))
-        .collect()
-}
-
 fn assert_none(files: &[(String, String)], check: fn(&str, &str) -> Vec<String>) {
     assert!(!files.is_empty(), "no sources found");
     let faults: Vec<String> = files.iter().flat_map(|(path, source)| check(path, source)).collect();
@@ -302,11 +239,6 @@ fn assert_none(files: &[(String, String)], check: fn(&str, &str) -> Vec<String>)
 }
 
 // ---- the rules can fail ------------------------------------------------------------------
-
-#[test]
-fn clients_and_runtimes_are_found() {
-    assert_eq!(dependency_faults("harvester-guest-operator").len(), IO_CRATES.len());
-}
 
 #[test]
 fn rooms_in_the_wrong_order_are_found() {
@@ -425,17 +357,4 @@ fn types_that_decide_and_bad_shapes_are_found() {
         !shape_faults("src/x.rs", &format!("//! X.\n{}", "\n".repeat(LONGEST_FILE))).is_empty()
     );
     assert!(shape_faults("src/x.rs", "//! X.\n").is_empty());
-}
-
-#[test]
-fn subjects_that_are_many_or_unnamed_are_found() {
-    let design = "Within `src/domain`:\n| `pools`, `dhcp` | `who` |\n## Proof\n| `proof` |";
-    let faults =
-        |entries: &[&'static str]| subject_faults(&entries.iter().copied().collect(), design).len();
-    assert_eq!(faults(&["pools", "dhcp", "lib.rs"]), 0);
-    assert_eq!(faults(&["pools", "lib.rs"]), 1);
-    assert_eq!(faults(&["pools", "dhcp", "who"]), 1);
-    let many: BTreeSet<&str> = "abcdefghijklmnopqr".split("").collect();
-    assert!(many.len() > MOST_SUBJECTS);
-    assert!(subject_faults(&many, design).iter().any(|fault| fault.contains("more than")));
 }
