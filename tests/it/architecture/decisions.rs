@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use super::rust_source::sources;
 use crate::hygiene::{cargo, read, run};
 
-/// Folder of the decisions, and the most entries at its top, `lib.rs` among them.
+/// Folder of the decisions.
 const DECISIONS: &str = "src/domain";
+/// Most Rust files and folders with Rust files at its top, `lib.rs` among them. The crate's
+/// manifest and its lints (`Cargo.toml`, `clippy.toml`) do not count.
 const MOST_SUBJECTS: usize = 17;
 /// Crates that connect, wait or encrypt connections. The decisions and their unit tests are built
 /// without them.
