@@ -55,11 +55,11 @@ fn subject_faults(entries: &BTreeSet<&str>, design: &str) -> Vec<String> {
     faults
 }
 
-/// Crates of `IO_CRATES` that `package` is linked with. Features count as they are when the package
-/// is built alone.
+/// Crates of `IO_CRATES` that `package` or its unit tests are linked with. Features count as they
+/// are when the package is built alone.
 fn dependency_faults(package: &str) -> Vec<String> {
-    let args = ["tree", "--locked", "--offline", "-e", "normal", "--prefix", "none", "-p", package];
-    let tree = run(cargo().args(args));
+    let args = ["tree", "--locked", "--offline", "-e", "normal,dev", "--prefix", "none"];
+    let tree = run(cargo().args(args).args(["-p", package]));
     let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
     assert!(crates.contains(package), "no tree of {package}: {tree}");
     IO_CRATES
