@@ -1,10 +1,11 @@
 //! The rules that separate the rooms of `src/`, checked on the tokens of the sources.
 //!
-//! The compiler checks the rest: `api` and `domain` are crates that depend on no other room, and
-//! `src/domain/clippy.toml` forbids the clock, the system and randomness in decisions. That no
-//! dependency of a dependency brings a client or a runtime into `domain` is checked here. Every
-//! check is a function from a text to its faults, so that the last tests can show that each check
-//! can fail.
+//! `api` and `domain` are crates that depend on no other room, so the compiler refuses such a use.
+//! For decisions, `src/domain/clippy.toml` names functions and types of the standard library and of
+//! chrono that read a clock, wait, share, do I/O or are random. Clippy finds them under any name,
+//! but only those in its list. So `decisions` refuses whole modules of the standard library, with
+//! `async` and `await`, and crates that bring a client or a runtime. Every check is a function from
+//! a text to its faults, so that the last tests of a file can show that each check can fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +14,9 @@ mod rust_source;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::rust_source::{code, has_word, heads, is_name_char, modules, sources, trees};
+use self::rust_source::{
+    code, has_word, heads, is_name_char, is_test_file, modules, sources, trees,
+};
 
 const LONGEST_FILE: usize = 450;
 
@@ -199,10 +202,9 @@ fn shape_faults(path: &str, source: &str) -> Vec<String> {
 /// Public functions, constants, statics and traits whose name occurs at their definitions only. The
 /// compiler does not warn of them, because another crate could use them.
 fn unused_items(sources: &[(String, String)]) -> Vec<String> {
-    let is_test = |path: &str| path.ends_with("/tests.rs") || path.contains("/tests/");
     let sources: Vec<(&str, String)> = sources
         .iter()
-        .filter(|(path, _)| !is_test(path))
+        .filter(|(path, _)| !is_test_file(path))
         .map(|(path, source)| (path.as_str(), code(source)))
         .collect();
     let mut uses: BTreeMap<&str, usize> = BTreeMap::new();

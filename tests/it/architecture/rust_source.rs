@@ -33,6 +33,11 @@ pub(super) fn modules(path: &str) -> Vec<&str> {
     path.split('/').filter(|part| *part != "mod").collect()
 }
 
+/// Whether a file contains nothing but tests, by its path.
+pub(super) fn is_test_file(path: &str) -> bool {
+    path.ends_with("/tests.rs") || path.contains("/tests/")
+}
+
 /// The source without white space, comments, literals and tests.
 pub(super) fn code(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
@@ -124,10 +129,26 @@ pub(super) fn trees<'a>(code: &'a str, root: &str) -> Vec<&'a str> {
 pub(super) fn heads(tree: &str) -> Vec<&str> {
     let first = |text| str::split(text, |c| !is_name_char(c)).next().unwrap_or_default();
     let Some(group) = tree.strip_prefix('{') else { return vec![first(tree)] };
+    branches(group).map(first).collect()
+}
+
+/// Whole paths of a tree: its own, or one for each name in its groups.
+pub(super) fn paths(tree: &str) -> Vec<String> {
+    let (path, group) = tree.split_at(tree.find('{').unwrap_or(tree.len()));
+    match group.strip_prefix('{') {
+        Some(group) if path.is_empty() || path.ends_with("::") => {
+            let group = group.strip_suffix('}').unwrap_or(group);
+            branches(group).flat_map(paths).map(|rest| format!("{path}{rest}")).collect()
+        }
+        _ => vec![path.split(' ').next().unwrap_or_default().to_owned()],
+    }
+}
+
+/// Branches of a group, whose opening brace is cut off.
+fn branches(group: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0;
-    let branches = group.split(move |c| {
+    group.split(move |c| {
         depth += i32::from(c == '{') - i32::from(c == '}');
         c == ',' && depth == 0
-    });
-    branches.map(first).collect()
+    })
 }
