@@ -14,6 +14,8 @@ mod rust_source;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::hygiene::read;
+
 use self::rust_source::{
     code, has_word, heads, is_name_char, is_test_file, modules, sources, trees,
 };
@@ -34,6 +36,8 @@ const ROOMS: [(&str, &[&str]); 11] = [
     ("controllers", &["k8s", "locks", "metrics", "prober", "rancher", "turns"]),
     ("cli", &["agent", "controllers", "http", "k8s", "metrics", "rancher"]),
 ];
+/// Crates and files at the top of `src/` that have no row in `ROOMS`.
+const NOT_ROOMS: [&str; 6] = ["api", "domain", "lib", "main", "bin", "build"];
 /// Rooms that may name the client of the API server.
 const CLIENT_ROOMS: [&str; 3] = ["src/k8s/", "src/controllers/", "src/cli/"];
 /// Words of writing calls. Controllers read only.
@@ -58,6 +62,12 @@ const SOCKET_WORDS: [&str; 5] = ["TcpSocket", "TcpStream", "UdpSocket", "TlsConn
 #[test]
 fn rooms_use_only_what_the_design_says() {
     assert_none(&sources("src"), room_faults);
+}
+
+#[test]
+fn the_design_has_the_same_table_of_rooms() {
+    let faults = table_faults(&read("DESIGN.md"));
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
 #[test]
@@ -95,8 +105,10 @@ fn public_items_are_used() {
 
 fn room_faults(path: &str, source: &str) -> Vec<String> {
     let modules = modules(path);
-    let Some((room, may)) = ROOMS.iter().find(|(room, _)| modules.first() == Some(room)) else {
-        return Vec::new();
+    let first = modules.first().copied().unwrap_or_default();
+    let Some((room, may)) = ROOMS.iter().find(|(room, _)| *room == first) else {
+        let is_unknown = !NOT_ROOMS.contains(&first);
+        return is_unknown.then(|| format!("{path}: `{first}` is no room")).into_iter().collect();
     };
     let code = code(source);
     let up = "super::".repeat(modules.len());
@@ -110,6 +122,34 @@ fn room_faults(path: &str, source: &str) -> Vec<String> {
     used.into_iter()
         .filter(is_room)
         .map(|used| format!("{path}: `crate::{used}`: {room} may use {}", may.join(", ")))
+        .collect()
+}
+
+/// The table of rooms in DESIGN.md lets each room use the same rooms as `ROOMS` does.
+fn table_faults(design: &str) -> Vec<String> {
+    let after = design.split("| room | owns | may use |").nth(1).unwrap_or_default();
+    let table = after.split("\n\n").next().unwrap_or_default();
+    let mut named: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for row in table.lines() {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [_, paths, .., may, _] = cells[..] else { continue };
+        let may = may.split(';').next().unwrap_or_default();
+        for path in paths.split('`').skip(1).step_by(2) {
+            let Some(room) = path.strip_prefix("src/") else { continue };
+            let used = may.split(", ").filter(|used| !["", "no other"].contains(used));
+            named.insert(room.trim_end_matches(".rs"), used.collect());
+        }
+    }
+    named.retain(|room, _| !NOT_ROOMS.contains(room));
+    let rooms: BTreeMap<&str, BTreeSet<&str>> =
+        ROOMS.iter().map(|(room, may)| (*room, may.iter().copied().collect())).collect();
+    let all: BTreeSet<&str> = named.keys().chain(rooms.keys()).copied().collect();
+    all.into_iter()
+        .filter(|room| named.get(room) != rooms.get(room))
+        .map(|room| {
+            let (design, checked) = (named.get(room), rooms.get(room));
+            format!("DESIGN.md: {room} may use {design:?}, but ROOMS has {checked:?}")
+        })
         .collect()
 }
 
@@ -250,6 +290,8 @@ fn rooms_in_the_wrong_order_are_found() {
         ("src/metrics/mod.rs", "use crate::{domain::{reason, pools}, k8s::call};"),
         ("src/http/health_endpoints.rs", "fn f() { crate::agent::run() }"),
         ("src/prober/mod.rs", "use domain::{a, b};\nuse crate::{metrics::Metrics, rancher};"),
+        ("src/other/mod.rs", "use crate::k8s::call;"),
+        ("src/other.rs", "//! No use of a room."),
     ] {
         assert!(!room_faults(path, bad).is_empty(), "not found: {path}: {bad}");
     }
@@ -259,8 +301,27 @@ fn rooms_in_the_wrong_order_are_found() {
         ("src/http/mod.rs", "#[cfg(test)]\nmod tests { use crate::cli; }\nuse crate::k8s::call;"),
         ("src/http/mod.rs", "fn f() -> &'static str { r#\"crate::cli::run() \"#; 'c'; \"\\\"\" }"),
         ("src/cli/mod.rs", "use crate::{agent::{self, Agent}, controllers};"),
+        ("src/lib.rs", "pub mod agent;"),
+        ("src/bin/lease-agent.rs", "use harvester_guest_operator::cli;"),
+        ("src/domain/pools/mod.rs", "use crate::network::Segment;"),
     ] {
         assert_eq!(room_faults(path, good), Vec::<String>::new(), "{path}: {good}");
+    }
+}
+
+#[test]
+fn another_table_of_rooms_is_found() {
+    let design = read("DESIGN.md");
+    for (old, new) in [
+        ("| locks, metrics, tls |", "| locks, metrics |"),
+        ("| locks, metrics, tls |", "| locks, metrics, rancher, tls |"),
+        ("| `src/turns.rs` |", "| `src/places.rs` |"),
+        ("| `src/tls.rs` |", "| `tests/tls.rs` |"),
+        ("| room | owns | may use |", "| room | owns |"),
+    ] {
+        let other = design.replace(old, new);
+        assert_ne!(other, design, "{old}");
+        assert!(!table_faults(&other).is_empty(), "not found: {new}");
     }
 }
 
