@@ -159,7 +159,7 @@ async fn carry_out(
                     "its address was not released: network {} has no DHCP agent",
                     record.spec.network
                 );
-                ctx.events.warning(record.object_ref(&()), "Forgotten", note);
+                ctx.events.warning(record.object_ref(&()), "RecordRemoved", note);
             }
             forgotten
         }

@@ -26,7 +26,11 @@ impl RotationRun<'_> {
         tracing::warn!(namespace, rotation, left, why, "not revoked before the deletion");
         let left: String = left.chars().take(400).collect();
         let note = format!("not revoked: {left}: {why}");
-        self.context.ctx.events.warning(self.rotation.object_ref(&()), "LeftBehind", note);
+        self.context.ctx.events.warning(
+            self.rotation.object_ref(&()),
+            "CredentialsNotRevoked",
+            note,
+        );
     }
 
     /// Adds the finalizer before any credential is made, so that a deletion waits for the

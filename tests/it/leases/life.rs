@@ -147,7 +147,7 @@ async fn without_an_agent_a_record_goes_when_its_time_is_over() -> Result<()> {
         cluster.deleted(name).await?;
     }
     cluster.record_gone("over").await?;
-    cluster.warned("over", "Forgotten").await?;
+    cluster.warned("over", "RecordRemoved").await?;
     eventually(SOON, "deletion of the other record", async || {
         cluster.records().get("late").await.map(|r| r.metadata.deletion_timestamp.is_some())
     })

@@ -97,7 +97,7 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     site.there.delete_credential(&site.cc);
     cluster.gone().await?;
     ensure!(!site.has(&token), "it was not revoked");
-    ensure!(notes(cluster, "LeftBehind").await?.is_empty(), "a token was left behind");
+    ensure!(notes(cluster, "CredentialsNotRevoked").await?.is_empty(), "a token was left behind");
 
     // The API key goes first: no token can be revoked, and each is named.
     site.there.edit_secret(&site.cc, |secret| *secret = kept);
@@ -106,7 +106,7 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     cluster.guest_secrets().delete(MINTER, &DeleteParams::default()).await?;
     cluster.gone().await?;
     eventually(SOON, "Event that names the token", async || {
-        let notes = notes(cluster, "LeftBehind").await?;
+        let notes = notes(cluster, "CredentialsNotRevoked").await?;
         anyhow::Ok(notes.iter().any(|note| note.contains(&token) && note.contains("no Secret")))
     })
     .await
