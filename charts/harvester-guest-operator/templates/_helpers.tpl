@@ -36,8 +36,8 @@ annotations:
 
 {{- define "hgo.takeover" -}}{{ include "hgo.name" . }}-takeover{{- end -}}
 
-{{/* Annotations of what Helm makes after an installation or upgrade: (list weight deletion-policy). Argo CD
-understands them too. */}}
+{{/* Annotations of an object that Helm creates after an installation or upgrade: (list weight deletion-policy).
+Argo CD reads these annotations too. */}}
 {{- define "hgo.hook" -}}
 helm.sh/hook: post-install,post-upgrade
 helm.sh/hook-weight: {{ index . 0 | quote }}
@@ -61,19 +61,19 @@ helm.sh/hook-delete-policy: {{ index . 1 }}
 {{- with .Values.image.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* Whether a choice of auto, always or never comes out as yes: (list mode auto-is-yes). */}}
+{{/* Result of a choice of auto, always or never: (list mode result-of-auto). */}}
 {{- define "hgo.choice" -}}
 {{- $mode := index . 0 -}}
 {{- if or (eq $mode "always") (and (eq $mode "auto") (index . 1)) }}yes{{ end -}}
 {{- end -}}
 
-{{/* Whether there is a cluster to ask. There is none for `helm template` and Argo CD. */}}
+{{/* Whether Helm can read the cluster. With `helm template` and Argo CD, it cannot. */}}
 {{- define "hgo.cluster" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" }}yes{{ end -}}
 {{- end -}}
 
-{{/* Whether an object is this release's to render, given what is stored of it: (list $ stored). Helm
-refuses an object that something else has made. */}}
+{{/* Whether this release may render an object: (list $ stored-object). Helm refuses an object that another tool has
+created. */}}
 {{- define "hgo.ours" -}}
 {{- $at := index . 0 -}}
 {{- $stored := index . 1 -}}
@@ -83,14 +83,14 @@ refuses an object that something else has made. */}}
 {{- if or (not $stored) (and (eq $release $at.Release.Name) (eq $space $at.Release.Namespace)) }}yes{{ end -}}
 {{- end -}}
 
-{{/* The name of a network's agent. Two networks never share one: what is not itself a short name gets a hash. */}}
+{{/* Name of the agent of a network. The name ends with a hash of the network, so that two networks never have the same name. */}}
 {{- define "hgo.agent" -}}
 {{- $plain := printf "hgo-lease-agent-%s" (replace "/" "-" .) -}}
 {{- printf "%s-%s" (trunc 45 $plain | trimSuffix "-" | trimSuffix ".") (sha256sum . | trunc 8) | replace "." "-" -}}
 {{- end -}}
 
-{{/* The Deployment of an agent: (dict "at" $ "network" N), N of leaseAgent.networks. With an empty one: what the agents have
-in common that the operator makes; a network's own is added by it. */}}
+{{/* Deployment of an agent: (dict "at" $ "network" N), N of leaseAgent.networks. With an empty N: the template of the
+agents that the operator makes. The operator adds what differs between networks. */}}
 {{- define "hgo.leaseAgent" -}}
 {{- $at := .at }}
 {{- $network := .network.network | default "" }}
@@ -121,12 +121,13 @@ metadata:
   {{- end }}
   {{- end }}
 spec:
-  # One leases, the holder of the network's Lease. The others take over when its Lease ends.
+  # One agent leases addresses: the holder of the network's Lease. Another agent takes over when the Lease ends.
   replicas: {{ $at.Values.leaseAgent.replicas }}
   selector:
     matchLabels:
       {{- toYaml $selector | nindent 6 }}
-  # No more of them than replicas: with hostNetwork each needs a node of its own. No address is given back meanwhile.
+  # A rollout creates no additional pod, because with hostNetwork each pod needs its own node. The rollout
+  # releases no address.
   strategy:
     type: RollingUpdate
     rollingUpdate:
@@ -154,13 +155,13 @@ spec:
       hostNetwork: true
       dnsPolicy: ClusterFirstWithHostNet
       {{- end }}
-      # An agent removes its links at its end, for 10 s at most, and gives its Lease back.
+      # Before an agent ends, it removes its links, in at most 10 s, and releases its Lease.
       terminationGracePeriodSeconds: 20
       {{- with .network.nodeSelector }}
       nodeSelector:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      # Those of one network are on different nodes where possible.
+      # The agents of one network prefer different nodes.
       topologySpreadConstraints:
         - maxSkew: 1
           topologyKey: kubernetes.io/hostname
@@ -169,15 +170,16 @@ spec:
             matchLabels:
               {{- include "hgo.selector" (dict "component" "lease-agent") | nindent 14 }}
           matchLabelKeys: [loadbalancer.harvesterhci.io/agent]
-      # Another node takes over as soon as Kubernetes has found this one silent; by itself it waits 300 s more.
+      # Kubernetes replaces the pod as soon as it finds the node unreachable. By default, it would wait for
+      # 300 s more.
       tolerations:
         - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
         - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
         {{- with $at.Values.leaseAgent.tolerations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      # Root, because a capability that is granted to another user has no effect; and root with
-      # nothing but the two below.
+      # The agent runs as root, because a capability has no effect for another user. The container has only
+      # the two capabilities below.
       securityContext:
         runAsUser: 0
         runAsGroup: 0
@@ -231,21 +233,22 @@ spec:
             readOnlyRootFilesystem: true
             capabilities:
               drop: [ALL]
-              # NET_ADMIN: an interface for each address. NET_RAW: DHCP before there is an address.
+              # NET_ADMIN: to create an interface for each address. NET_RAW: to send and receive DHCP without an
+              # address.
               add: [NET_ADMIN, NET_RAW]
 {{- end -}}
 
-{{/* The ConfigMap with authorities beside the public ones. Empty: there is none. */}}
+{{/* Name of the ConfigMap with additional certificate authorities. Empty: there is none. */}}
 {{- define "hgo.trustedCAs" -}}
 {{- with .Values.additionalTrustedCAs }}
 {{- if and .configMap .pem }}
-{{- fail "additionalTrustedCAs: configMap and pem: one of the two" }}
+{{- fail "additionalTrustedCAs: configMap and pem are both set: set only one of them" }}
 {{- end }}
 {{- if .pem }}harvester-guest-operator-trusted-cas{{ else }}{{ .configMap }}{{ end }}
 {{- end }}
 {{- end }}
 
-{{/* Where credentials are replaced, as JSON: credentials.namespaces, and the Secret of credentials.rancher. */}}
+{{/* Namespaces in which credentials are replaced, as JSON: credentials.namespaces, and that of credentials.rancher. */}}
 {{- define "hgo.credentialNamespaces" -}}
 {{- $all := .Values.credentials.namespaces -}}
 {{- with .Values.credentials.rancher -}}
