@@ -2,7 +2,7 @@
 
 use super::DhcpAgent;
 use super::managed_lease::ManagedLease;
-use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord};
+use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord, LossCause};
 use crate::domain::dhcp_lease::status::reason;
 
 /// Counts an event of a lease in the metrics, logs it, and publishes it as an Event.
@@ -19,10 +19,10 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
     };
     match event {
         ClientEvent::Offered { server, address } => {
-            tracing::debug!(record, %server, %address, "offered");
+            tracing::debug!(record, %server, %address, "the DHCP server offers an address");
         }
         ClientEvent::Unusable { server, address, why } => {
-            tracing::debug!(record, %server, %address, %why, "offer is unusable");
+            tracing::debug!(record, %server, %address, %why, "the offer of the DHCP server is unusable");
         }
         ClientEvent::Acquired { address, server, took } => {
             dhcp.acquire_seconds.observe(took.as_secs_f64());
@@ -30,17 +30,23 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
         }
         ClientEvent::Renewed { server, took } => {
             dhcp.renew_seconds.observe(took.as_secs_f64());
-            tracing::debug!(record, %server, "renewed");
+            tracing::debug!(record, %server, "the DHCP server renewed the lease");
         }
         ClientEvent::ServerChanged { from, to } => {
             normal("ServerChanged", format!("{to} extended the lease instead of {from}"));
         }
         ClientEvent::Lost { address, how } => {
-            warning("AddressLost", format!("{address} is lost: {how:?}"));
+            let why = match how {
+                LossCause::Expired => "the lease has expired",
+                LossCause::Nak => "the DHCP server refused the address",
+                LossCause::Taken => "the lease has expired, and another host has the address",
+                LossCause::Changed => "the DHCP server gave another address",
+            };
+            warning("AddressLost", format!("{address} is lost: {why}"));
         }
         ClientEvent::Nak { server, heeded } => {
             dhcp.naks.inc();
-            tracing::info!(record, %server, heeded, "refused");
+            tracing::info!(record, %server, heeded, "the DHCP server refused the address");
         }
         ClientEvent::Declined { address, by, .. } => {
             dhcp.declines.inc();
@@ -60,7 +66,7 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
                 ),
             );
         }
-        ClientEvent::Undisputed => tracing::debug!(record, "undisputed"),
+        ClientEvent::Undisputed => tracing::debug!(record, "no other host has the granted address"),
         ClientEvent::Retry => dhcp.retries.inc(),
         ClientEvent::Released { address } => {
             normal("AddressReleased", format!("{address} was released"));

@@ -139,7 +139,7 @@ async fn carry_out(
     let done = match what {
         RetentionStep::Nothing | RetentionStep::Later(_) => return Ok(()),
         RetentionStep::Leave(at) => {
-            tracing::info!(record = key, %at, "leased address is reserved for its LoadBalancer until then");
+            tracing::info!(record = key, %at, "leased address stays reserved for its LoadBalancer until the time `at`");
             let patch = dhcp_lease::release_after(record, Some(at));
             ctx.writer.patch_record(record, &patch).await.map(drop)
         }

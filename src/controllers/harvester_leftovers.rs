@@ -75,7 +75,7 @@ async fn count(ctx: &Context) {
     tokio::time::sleep(FIRST_COUNT).await;
     loop {
         let found = finalizers::count(&ctx.client).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the Go controller's finalizers are not counted");
+            tracing::warn!(%error, "cannot count the finalizers of the Go controller");
             0
         });
         let gauge = &ctx.metrics.leadership.go_finalizers;
@@ -91,7 +91,7 @@ async fn watch(ctx: &Context, pools: LedgerHandle) {
             match check_crd(ctx, name, known.entry(name).or_default(), &pools).await {
                 Ok(())
                 | Err(CallError::NotLeader | CallError::NotFound(_) | CallError::Conflict(_)) => {}
-                Err(error) => tracing::warn!(%error, crd = name, "CRD not read or not written"),
+                Err(error) => tracing::warn!(%error, crd = name, "cannot read or write the CRD"),
             }
         }
         tokio::time::sleep(LOOK).await;

@@ -75,7 +75,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     let crd = match crds.call_get(CRD).await {
         Ok(crd) => crd,
         Err(error) if matches!(error, CallError::NotFound(_)) || error.refusal().is_some() => {
-            tracing::info!(%error, "the stored versions of LoadBalancer are not changed");
+            tracing::info!(%error, "cannot change the stored versions of LoadBalancer");
             return Ok(StorageOutcome::Done);
         }
         Err(error) => return Err(error),

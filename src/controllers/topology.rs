@@ -46,7 +46,7 @@ async fn annotate(ctx: &Context, key: &str) -> Result<(), CallError> {
         // is over.
         Err(CallError::Conflict(_) | CallError::NotFound(_) | CallError::NotLeader) => Ok(()),
         Err(error) if error.refusal().is_some() => {
-            tracing::warn!(vm = key, %error, "topology annotations refused");
+            tracing::warn!(vm = key, %error, "the API server refused the topology annotations");
             Ok(())
         }
         Err(error) => {

@@ -108,7 +108,12 @@ where
     object.map_err(|ObjectMisfit { metadata, error }| {
         let kind = &*K::kind(&());
         metrics.unreadable.with_label_values(&[kind]).inc();
-        tracing::warn!(kind, name = key(&metadata), error, "cannot be read and is skipped");
+        tracing::warn!(
+            kind,
+            name = key(&metadata),
+            error,
+            "the object cannot be read and is skipped"
+        );
         Box::new(metadata)
     })
 }
@@ -149,7 +154,7 @@ async fn run<T, K>(
                 if served {
                     tracing::info!(
                         kind,
-                        "not served by this cluster; the watch starts as soon as it is"
+                        "this cluster does not serve the kind; the watch starts when the cluster serves it"
                     );
                 }
                 served = false;

@@ -123,7 +123,7 @@ impl Prober {
         let change = state.schedule.set(lb, check, &dial, targets, self.0.now());
         for refused in change.refused {
             tracing::warn!(lb, target = refused.id, address = %refused.address,
-                "not probed: this address cannot be a backend's");
+                "the target is not probed: a backend cannot have this address");
         }
         self.0.abort_dropped(state, &change.dropped);
         Ok(())

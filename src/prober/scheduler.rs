@@ -152,7 +152,9 @@ fn take_in(
             Err(error) => {
                 let of_task = |(_, probe): &(&TargetKey, &AbortHandle)| probe.id() == error.id();
                 let Some((key, _)) = state.under_way.iter().find(of_task) else { continue };
-                tracing::error!(%error, "a probe failed");
+                let target = state.schedule.target(*key);
+                let target = target.map(|target| format!("{} of {}", target.address, target.lb));
+                tracing::error!(probed = target, %error, "a probe panicked, and will be repeated");
                 (*key, None)
             }
         };

@@ -43,9 +43,9 @@ async fn a_missing_kind_is_logged_once_and_found_when_it_comes() -> Result<()> {
         let of_it = log.lines().filter(|line| line.contains(&format!("kind=\"{kind}\"")));
         // A late answer is another matter, and logged as well.
         let logged: Vec<&str> = of_it.filter(|line| !line.contains("no answer within")).collect();
-        ensure!(logged.len() == 1 && logged[0].contains("not served"), "{kind}: {logged:#?}");
+        ensure!(logged.len() == 1 && logged[0].contains("does not serve"), "{kind}: {logged:#?}");
     }
-    ensure!(!log.contains("finalizers are not counted"), "{log}");
+    ensure!(!log.contains("cannot count the finalizers"), "{log}");
     install_kubevirt(&cluster.bed).await?;
     eventually(LATER, "list of VMs", async || {
         Ok::<_, anyhow::Error>(operator.process.log().contains("virtual machines listed"))

@@ -206,7 +206,7 @@ impl AgentTerm<'_> {
             return self.reschedule(mac);
         }
         lease.released = true;
-        tracing::info!(record = lease.title(), "lease ends");
+        tracing::info!(record = lease.title(), "the agent gives up the lease");
         let up = self.parent.as_ref().is_some_and(|parent| parent.carries);
         if lease.client.is_none() && lease.holds() {
             lease.begin(options, seed, at).link(up, at.now);

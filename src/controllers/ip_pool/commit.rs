@@ -147,7 +147,7 @@ impl LedgerTask {
         }
         trouble.failures += 1;
         let failures = trouble.failures;
-        tracing::warn!(pool = name, %error, failures, "IPPool not written");
+        tracing::warn!(pool = name, %error, failures, "cannot write the IPPool");
         if failures < PATIENCE {
             return true;
         }
@@ -157,7 +157,9 @@ impl LedgerTask {
             self.ctx.events.warning(
                 self.reference(name),
                 "LedgerNotWritten",
-                format!("the ledger cannot be written, so no address is given out or taken back: {error}"),
+                format!(
+                    "the ledger cannot be written, so no address is allocated or released: {error}"
+                ),
             );
         }
         self.reread_later(name, delay);

@@ -126,7 +126,7 @@ impl LedgerTask {
                     if let Err(error) =
                         self.settle_disputes(&self.ctx.views.seen(&pool), &mut index).await
                     {
-                        tracing::warn!(pool = name, %error, "IPPool not merged, trying again");
+                        tracing::warn!(pool = name, %error, "cannot merge the IPPool, trying again");
                         self.reread_later(&name, Duration::from_secs(1));
                         continue;
                     }
@@ -135,12 +135,12 @@ impl LedgerTask {
                 }
                 Ok(Some(Guard(Err(error)))) => {
                     self.ctx.metrics.unreadable.with_label_values(&["IPPool"]).inc();
-                    tracing::warn!(pool = name, %error, "this IPPool cannot be read and gives out nothing");
+                    tracing::warn!(pool = name, %error, "this IPPool cannot be read, so it gives out no address");
                     self.drop_pool(&name);
                 }
                 Ok(None) => self.drop_pool(&name),
                 Err(error) => {
-                    tracing::warn!(pool = name, %error, "IPPool not read, trying again");
+                    tracing::warn!(pool = name, %error, "cannot read the IPPool, trying again");
                     self.reread_later(&name, Duration::from_secs(1));
                 }
             }

@@ -117,7 +117,7 @@ impl LedgerTask {
                 LedgerRepair::Double(claim, owner) => (
                     "double",
                     format!(
-                        "{0} is published by {1}, but belongs to another: {1} gets a new address",
+                        "{0} is published by {1}, but belongs to another LoadBalancer: {1} gets a new address",
                         claim.ip, owner.name
                     ),
                 ),
@@ -147,7 +147,7 @@ fn kept_note(pool: &str, orphans: &[(Claim, Owner)]) -> String {
         more => format!(" and {more} more"),
     };
     format!(
-        "recorded for LoadBalancers that do not exist, and kept: {}{more}. Each is theirs again when they are created again; kubectl annotate ippool {pool} {ANNOTATION_KEEP_ORPHANS}- frees the rest",
+        "addresses of LoadBalancers that do not exist stay recorded: {}{more}. A LoadBalancer that is created again gets its address again; kubectl annotate ippool {pool} {ANNOTATION_KEEP_ORPHANS}- frees the other addresses",
         named.join(", ")
     )
 }

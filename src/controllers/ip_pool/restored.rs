@@ -29,7 +29,9 @@ const WHY: &str = "etcd was restored from a backup";
 /// the process.
 pub async fn keep_published(ctx: &Context) {
     if !ctx.views.is_synced() {
-        tracing::warn!("addresses published before the restore are unknown to this replica");
+        tracing::warn!(
+            "this replica does not know the addresses that were published before the restore"
+        );
         return;
     }
     let before: Vec<LoadBalancerEntry> =
@@ -38,7 +40,7 @@ pub async fn keep_published(ctx: &Context) {
     let mut is_logged = false;
     while let Err(error) = keep(ctx, &before, &mut is_logged).await {
         if Instant::now() >= deadline {
-            tracing::error!(%error, "addresses published before the restore were not recorded");
+            tracing::error!(%error, "cannot record the addresses that were published before the restore");
             return;
         }
         tokio::time::sleep(AGAIN).await;
@@ -68,6 +70,6 @@ async fn keep(
         }
     }
     let kept = changes.iter().filter(|change| change.fate == RestoreOutcome::Kept).count();
-    tracing::warn!(kept, changes = changes.len(), "LoadBalancers compared with etcd as restored");
+    tracing::warn!(kept, changes = changes.len(), "compared LoadBalancers with the restored etcd");
     Ok(())
 }

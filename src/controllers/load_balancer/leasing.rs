@@ -233,7 +233,11 @@ pub(super) fn published(
             }
         }
         Err(why) => {
-            tracing::info!(lb = name, reason = why.reason(), "no leased address");
+            tracing::info!(
+                lb = name,
+                reason = why.reason(),
+                "the LoadBalancer has no leased address"
+            );
             if before.is_some() {
                 shared.metrics.leasing.changes.with_label_values(&["withdrawn"]).inc();
             }

@@ -143,7 +143,9 @@ pub async fn run(ctx: Arc<LbContext>, woken: UnboundedReceiver<ObjectRef<LoadBal
                 Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
                 // The LoadBalancer was deleted while it was queued.
                 Err(ControllerError::ObjectNotFound(name)) => ctx.failures.forget_missing(&name),
-                Err(error) => tracing::warn!(kind = "LoadBalancer", %error, "reconcile not run"),
+                Err(error) => {
+                    tracing::warn!(kind = "LoadBalancer", %error, "cannot run a reconcile")
+                }
             }
         })
         .await;

@@ -40,7 +40,11 @@ pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext
             }
         }
         AddressOutcome::Pool(ClaimResult::Waiting(wait)) => {
-            tracing::info!(lb = facts::name(lb), reason = wait.reason(), "no address");
+            tracing::info!(
+                lb = facts::name(lb),
+                reason = wait.reason(),
+                "the LoadBalancer has no address"
+            );
             shared.events.warning(lb.object_ref(&()), wait.reason(), wait.message());
         }
     }

@@ -92,8 +92,11 @@ impl RotationRun<'_> {
                 // The name is taken. The stored object may be the child itself: the operator has
                 // created it before, but the view does not contain it yet.
                 let is_ours = there.is_none_or(|there| owner(&there) == owner(child));
-                let why =
-                    || format!("TokenRotation {name} has the name needed for it: delete that");
+                let why = || {
+                    format!(
+                        "TokenRotation {name} has the name that its own TokenRotation needs: delete TokenRotation {name}"
+                    )
+                };
                 Ok((!is_ours).then(why))
             }
             Err(error) => error.refusal().map(|why| Some(why.to_owned())).ok_or(error),

@@ -23,9 +23,15 @@ impl RotationRun<'_> {
         let unknown = self.unknown.as_ref().map(|unknown| unknown.why.as_str());
         let why = why_deletion_waits(&self.record, unknown).unwrap_or_default();
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
-        tracing::warn!(namespace, rotation, left, why, "not revoked before the deletion");
+        tracing::warn!(
+            namespace,
+            rotation,
+            left,
+            why,
+            "the TokenRotation is removed, and these credentials are not revoked"
+        );
         let left: String = left.chars().take(400).collect();
-        let note = format!("not revoked: {left}: {why}");
+        let note = format!("these credentials were not revoked: {left}: {why}");
         self.context.ctx.events.warning(
             self.rotation.object_ref(&()),
             "CredentialsNotRevoked",

@@ -360,6 +360,6 @@ fn retry(rotation: Arc<TokenRotation>, error: &CallError, context: Arc<RotationC
     }
     let (failures, again) = context.failures.count(&rotation, error.kind());
     let (namespace, rotation) = (rotation.namespace(), rotation.name_any());
-    tracing::warn!(namespace, rotation, %error, failures, "TokenRotation not reconciled, trying again");
+    tracing::warn!(namespace, rotation, %error, failures, "cannot reconcile the TokenRotation, trying again");
     again
 }

@@ -79,13 +79,16 @@ impl RotationRun<'_> {
                 self.keep_unpublished(None);
                 metrics.published.inc();
                 tracing::info!(namespace, rotation, credential = current, "credential published");
-                self.emit_event("Published", format!("credential {current} is in the target"));
+                self.emit_event(
+                    "Published",
+                    format!("credential {current} was written into the target"),
+                );
             }
             RecordChange::Adopted => {
                 self.keep_unpublished(None);
                 tracing::info!(namespace, rotation, credential = current, "credential adopted");
                 if before.current.is_some() {
-                    let note = "another party has put a credential into the target: it stays until it is due";
+                    let note = "another party has put a credential into the target: the operator keeps it until its replacement is due";
                     self.emit_event("Adopted", note.to_owned());
                 }
             }
@@ -99,7 +102,13 @@ impl RotationRun<'_> {
             }
             RecordChange::Retimed => {
                 let end = self.rotation.status.as_ref().and_then(|s| s.expires_at.clone());
-                tracing::info!(namespace, rotation, credential = current, end, "another end");
+                tracing::info!(
+                    namespace,
+                    rotation,
+                    credential = current,
+                    end,
+                    "the expiry of the credential has changed"
+                );
             }
             RecordChange::Restarted | RecordChange::Publishing | RecordChange::Revoked => {}
         }

@@ -9,7 +9,7 @@ pub(super) const CREATOR: &str = "field.cattle.io/creatorId";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CredentialFault {
     /// The Secret does not have the key that the spec names, or the value is empty.
-    #[error("it is not there")]
+    #[error("it is missing or empty")]
     NotThere,
     /// The text is not YAML.
     #[error("it is not YAML")]
@@ -24,7 +24,7 @@ pub enum CredentialFault {
     #[error("it holds a kubeconfig: spec.target.secret.kubeconfigUser must name the user")]
     UserNotNamed,
     /// The current context is missing, or names no user.
-    #[error("it has no current context, or that no user")]
+    #[error("it has no current context, or its current context names no user")]
     NoCurrentUser,
     /// The kubeconfig has no user with this name.
     #[error("it has no user {0:?}")]
@@ -48,7 +48,7 @@ pub enum CredentialFault {
     NoCluster(String),
     /// The kubeconfig's entry for the cluster names a proxy, or a path to a file. The operator can
     /// use neither, so it cannot test a token there.
-    #[error("its cluster has {0}, with which a token cannot be tested")]
+    #[error("its cluster has {0}, so the operator cannot test a token there")]
     Untestable(&'static str),
     /// The cluster names no server.
     #[error("its cluster has no server")]
@@ -60,20 +60,22 @@ pub enum CredentialFault {
     )]
     Unverified,
     /// The server's URL does not begin with `https://`.
-    #[error("its cluster's server must begin with https://: a token is not sent in clear")]
+    #[error(
+        "its cluster's server must begin with https://: the operator sends no token without TLS"
+    )]
     InClear,
     /// The new content cannot be written as YAML.
-    #[error("it cannot be written")]
+    #[error("its new content cannot be written as YAML")]
     NotWritable,
     /// The new content, written as YAML, would be parsed to another value.
-    #[error("written as YAML it would read as something else")]
+    #[error("its new content, written as YAML, would be read as another value")]
     ReadsOtherwise,
     /// The cloud credential is being deleted.
     #[error("it is being deleted")]
     Leaving,
     /// The cloud credential's Secret does not name the user who made the cloud credential.
     #[error(
-        "it has no annotation {CREATOR}: Rancher ignores it, and crashes on one without any annotation"
+        "it has no annotation {CREATOR}: Rancher ignores such a Secret, and its server crashes on a Secret without annotations"
     )]
     NoCreator,
     /// The cloud credential has no content for Harvester.

@@ -199,7 +199,7 @@ impl ListenerState {
                 %source,
                 connections = had,
                 most = self.server.connections,
-                "too many connections: the source with the most loses its oldest"
+                "too many connections: closing the oldest connection of the source that has the most"
             );
         }
     }

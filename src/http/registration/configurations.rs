@@ -188,7 +188,7 @@ impl Repairs {
     fn warn_once(&mut self, part: WebhookObject) {
         if part != WebhookObject::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);
-            tracing::warn!(%error, "admission is not called");
+            tracing::warn!(%error, "a webhook configuration is missing, so the API server does not call admission");
         }
     }
 

@@ -190,7 +190,7 @@ async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
         Ok(Some(Guard(Err(_)))) => pools.read(name, None, now),
         Ok(None) => pools.remove(name),
         Err(error) => {
-            tracing::debug!(pool = name, %error, "IPPool not read, trying again");
+            tracing::debug!(pool = name, %error, "cannot read the IPPool, trying again");
             pools.failed(name, now);
         }
     }

@@ -261,6 +261,12 @@ impl<D> TargetSchedule<D> {
         held.map(|entry| AskedTarget { lb: entry.lb.to_string(), address: entry.address })
     }
 
+    /// LoadBalancer and address of a target. `None`: the target was removed or replaced.
+    pub(super) fn target(&self, key: Key) -> Option<AskedTarget> {
+        let entry = self.entries.get(&key)?;
+        Some(AskedTarget { lb: entry.lb.to_string(), address: entry.address })
+    }
+
     /// Number of targets whose failures are doubted.
     pub(super) fn count_held(&self) -> usize {
         self.doubt.as_ref().map_or(0, Doubt::held)

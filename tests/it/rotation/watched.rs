@@ -39,7 +39,7 @@ async fn the_end_of_a_client_certificate_is_reported_with_its_user() -> Result<(
     let message = cluster.reason("Expiring", "Expired").await?;
     ensure!(message.contains("\"admin\" ended at 2002-01-01T00:00:00Z"), "{message}");
     let message = cluster.reason("Ready", "WatchedInPart").await?;
-    ensure!(message.contains("expiry unknown of 1: see"), "{message}");
+    ensure!(message.contains("the expiry of 1 is unknown: see"), "{message}");
     let status = cluster.status().await?;
     ensure!(status.watched.len() == 2 && status.watched[0].name == "system:admin", "{status:#?}");
     let unknown = status.watched[1].unknown.clone().unwrap_or_default();

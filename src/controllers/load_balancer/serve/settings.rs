@@ -39,7 +39,7 @@ impl ServiceTarget<'_> {
         if !is_whole {
             tracing::warn!(
                 lb = self.key,
-                "annotations of the Service lost: too long to be carried"
+                "annotations of the Service are lost: they are too long to be copied to the next Service"
             );
         }
         let text = json!(text);
@@ -48,7 +48,10 @@ impl ServiceTarget<'_> {
         match self.annotate_slice(|_| true, &text).await {
             Ok(true) => {}
             Ok(false) => {
-                tracing::warn!(lb = self.key, "settings of the Service lost: no EndpointSlice");
+                tracing::warn!(
+                    lb = self.key,
+                    "settings of the Service are lost: there is no EndpointSlice to keep them"
+                );
             }
             Err(WriteObstacle::Error(error)) => return Err(WriteObstacle::Error(error)),
             Err(
@@ -56,7 +59,7 @@ impl ServiceTarget<'_> {
                 | WriteObstacle::ForeignSlice(why)
                 | WriteObstacle::ForeignService(why),
             ) => {
-                tracing::warn!(lb = self.key, why, "settings of the Service lost");
+                tracing::warn!(lb = self.key, why, "settings of the Service are lost");
             }
         }
         Ok(self.stored())

@@ -119,9 +119,9 @@ impl ReadyReason {
     ) -> Self {
         let Some(watched) = watched.filter(|watched| !watched.listed.is_empty()) else {
             let why = if wants.secret.is_some() {
-                "spec.target.secret: there is no such Secret, or no credential in it"
+                "spec.target.secret: the Secret does not exist, or has no credential"
             } else if wants.cloud_credential.is_some() {
-                "spec.target.cloudCredential: there is no token in it"
+                "spec.target.cloudCredential: the cloud credential has no token"
             } else {
                 "there is no cloud credential for Harvester that the API key's user may see"
             };
@@ -134,11 +134,11 @@ impl ReadyReason {
         }
         let mut parts = Vec::new();
         if unread > 0 {
-            parts.push(format!("{unread} were not read yet"));
+            parts.push(format!("{unread} cloud credentials were not read yet"));
         }
         if watched.unknown_count() > 0 {
             let unknown = watched.unknown_count();
-            parts.push(format!("expiry unknown of {unknown}: see status.watched"));
+            parts.push(format!("the expiry of {unknown} is unknown: see status.watched"));
         }
         if parts.is_empty() { Self::Watched } else { Self::WatchedInPart(parts.join("; ")) }
     }
@@ -152,14 +152,14 @@ impl ReadyReason {
         let (status, reason, message) = match self {
             Self::Current => (True, "Current", String::new()),
             Self::KeptByRancher => {
-                let message = "Rancher itself keeps this token alive: it has no end, and nothing is rotated until it has one";
+                let message = "Rancher itself keeps this token valid: the token has no expiry, and the operator does not replace it until it has one";
                 (True, "KeptByRancher", message.to_owned())
             }
             Self::Watched => {
                 (True, "Watched", "the credential is only watched, not replaced".to_owned())
             }
             Self::Paused => {
-                let message = "spec.schedule.paused: nothing is made, published or revoked";
+                let message = "spec.schedule.paused is set: the operator makes, publishes and revokes no credential";
                 (True, "Paused", message.to_owned())
             }
             Self::NotAllowed => {
@@ -178,7 +178,7 @@ impl ReadyReason {
                 return (False, format!("{}Failed", step.word()), why.clone());
             }
             Self::NotRevoked => {
-                let message = "too many old credentials could not be revoked: no other one is made before that";
+                let message = "too many old credentials could not be revoked: the operator makes no new credential until they are revoked";
                 (False, "NotRevoked", message.to_owned())
             }
             Self::NotPublished(why) => {
@@ -188,7 +188,7 @@ impl ReadyReason {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
                     let last = rfc3339(deletion::deadline(plan, record));
-                    format!(": {why}; the deletion goes on without that at {last}")
+                    format!(": {why}; the deletion continues without that at {last}")
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))
             }

@@ -177,7 +177,7 @@ async fn what_the_ui_renews_is_adopted_and_left_to_a_rancher_that_keeps_it_alive
     let rotation = site.spec(&[("schedule", json!({"jitterPercent": 0}))]);
     site.cluster.rotation(rotation).await?;
     let message = site.cluster.reason("Ready", "KeptByRancher").await?;
-    ensure!(message.contains("nothing is rotated"), "{message}");
+    ensure!(message.contains("does not replace it"), "{message}");
     site.cluster.annotate("rotate", "1").await?;
     site.rotated("1").await?;
     site.cluster.reason("Ready", "Current").await?;

@@ -192,7 +192,7 @@ pub fn server(url: &str) -> Result<String, String> {
         ))
     };
     let Some(rest) = url.strip_prefix("https://") else {
-        return refuse("the token goes there, so it must be https");
+        return refuse("must begin with https://, because the guest sends its token there");
     };
     let (host, _) = rest.split_once('/').unwrap_or((rest, ""));
     if url.chars().any(|c| c.is_whitespace() || c.is_control()) {
@@ -202,7 +202,7 @@ pub fn server(url: &str) -> Result<String, String> {
         return refuse("has a query or a fragment");
     }
     if host.contains('@') {
-        return refuse("has a user in it, and the token is who the guest is");
+        return refuse("has a user in it, but the guest authenticates by its token");
     }
     let (name, port) = match host.strip_prefix('[').map(|rest| rest.split_once(']')) {
         Some(Some((inner, after))) => {
@@ -211,7 +211,7 @@ pub fn server(url: &str) -> Result<String, String> {
             }
             (inner, after)
         }
-        Some(None) => return refuse("has a bracket too few"),
+        Some(None) => return refuse("has no closing bracket"),
         None => host.find(':').map_or((host, ""), |at| host.split_at(at)),
     };
     if name.is_empty() {

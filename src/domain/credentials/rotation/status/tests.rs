@@ -176,7 +176,7 @@ fn what_rancher_keeps_alive_is_shown_as_such() {
     let [ready, expiring] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
     assert_eq!((ready.status, expiring.status), (True, False));
     assert_eq!(ready.reason.as_deref(), Some("KeptByRancher"));
-    assert!(ready.message.as_ref().is_some_and(|message| message.contains("nothing is rotated")));
+    assert!(ready.message.as_ref().is_some_and(|message| message.contains("does not replace it")));
     assert_eq!(expiring.reason.as_deref(), Some("NoEnd"));
 }
 

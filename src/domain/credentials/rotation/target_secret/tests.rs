@@ -39,7 +39,9 @@ fn a_token_alone_is_made_where_there_is_none_and_a_kubeconfig_is_not() {
         panic!()
     };
     assert_eq!(version, "7");
-    assert!(why(&wants(Some("a")), true, Some(&empty)).contains("key \"k\": it is not there"));
+    assert!(
+        why(&wants(Some("a")), true, Some(&empty)).contains("key \"k\": it is missing or empty")
+    );
 }
 
 #[test]
