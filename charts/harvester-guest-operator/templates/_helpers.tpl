@@ -121,13 +121,14 @@ metadata:
   {{- end }}
   {{- end }}
 spec:
-  # One agent leases addresses: the holder of the network's Lease. Another agent takes over when the Lease ends.
+  # One agent leases addresses: the holder of the network's Lease. Another agent takes over when the
+  # Lease ends.
   replicas: {{ $at.Values.leaseAgent.replicas }}
   selector:
     matchLabels:
       {{- toYaml $selector | nindent 6 }}
-  # A rollout creates no additional pod, because with hostNetwork each pod needs its own node. The rollout
-  # releases no address.
+  # A rollout creates no additional pod, because with hostNetwork each pod needs its own node. The
+  # rollout releases no address.
   strategy:
     type: RollingUpdate
     rollingUpdate:
@@ -170,16 +171,16 @@ spec:
             matchLabels:
               {{- include "hgo.selector" (dict "component" "lease-agent") | nindent 14 }}
           matchLabelKeys: [loadbalancer.harvesterhci.io/agent]
-      # Kubernetes replaces the pod as soon as it finds the node unreachable. By default, it would wait for
-      # 300 s more.
+      # Kubernetes replaces the pod as soon as it finds the node unreachable. By default, it would
+      # wait for 300 s more.
       tolerations:
         - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
         - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
         {{- with $at.Values.leaseAgent.tolerations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      # The agent runs as root, because a capability has no effect for another user. The container has only
-      # the two capabilities below.
+      # The agent runs as root, because a capability has no effect for another user. The container
+      # has only the two capabilities below.
       securityContext:
         runAsUser: 0
         runAsGroup: 0
@@ -233,8 +234,8 @@ spec:
             readOnlyRootFilesystem: true
             capabilities:
               drop: [ALL]
-              # NET_ADMIN: to create an interface for each address. NET_RAW: to send and receive DHCP without an
-              # address.
+              # NET_ADMIN: to create an interface for each address.
+              # NET_RAW: to send and receive DHCP without an address.
               add: [NET_ADMIN, NET_RAW]
 {{- end -}}
 
