@@ -139,7 +139,7 @@ slowest: ## The slowest 30 tests of the last run, and what they waited for
 	@$(XTASK) slowest
 
 # The tests that measure run one at a time, as `make test` runs them.
-soak: setup nets ## Run the long forms of the tests that have one (about 40 minutes)
+soak: setup nets ## Run the long forms of the tests that have one
 	@echo "soak: a hostile tenant for 2 minutes, strangers for 1 minute, 100,000 admission calls"
 	TENANT_SECONDS=120 STRANGERS_SECONDS=60 ADMISSION_CALLS=100000 \
 		cargo test --locked --workspace --test it -- --test-threads=1 --nocapture \
