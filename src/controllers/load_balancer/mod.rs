@@ -144,7 +144,7 @@ pub async fn run(ctx: Arc<LbContext>, woken: UnboundedReceiver<ObjectRef<LoadBal
                 // The LoadBalancer was deleted while it was queued.
                 Err(ControllerError::ObjectNotFound(name)) => ctx.failures.forget_missing(&name),
                 Err(error) => {
-                    tracing::warn!(kind = "LoadBalancer", %error, "cannot run a reconcile")
+                    tracing::warn!(kind = "LoadBalancer", %error, "cannot run a reconcile");
                 }
             }
         })

@@ -262,7 +262,7 @@ impl<D> TargetSchedule<D> {
     }
 
     /// LoadBalancer and address of a target. `None`: the target was removed or replaced.
-    pub(super) fn target(&self, key: Key) -> Option<AskedTarget> {
+    pub(super) fn target(&self, key: TargetKey) -> Option<AskedTarget> {
         let entry = self.entries.get(&key)?;
         Some(AskedTarget { lb: entry.lb.to_string(), address: entry.address })
     }

@@ -124,7 +124,7 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
     let labelled =
         |labels: Value| ("PATCH", instance.to_owned(), json!({"metadata": {"labels": labels}}));
     let mine = json!([{"addresses": [HONEST], "hostname": MINE}]);
-    let sliced = json!({
+    let endpoint_patch = json!({
         "kubernetes.io/service-name": name,
         "endpointslice.kubernetes.io/managed-by": "harvester-guest-operator",
     });
@@ -190,7 +190,7 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
             "POST",
             slices.to_owned(),
             json!({
-                "metadata": {"name": format!("{name}-mine"), "labels": sliced},
+                "metadata": {"name": format!("{name}-mine"), "labels": endpoint_patch},
                 "addressType": "IPv4", "endpoints": [{"addresses": [HONEST]}], "ports": [{"port": 8080}],
             }),
         ),
@@ -202,7 +202,7 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
             "PUT",
             theirs,
             json!({
-                "metadata": {"name": name, "labels": sliced},
+                "metadata": {"name": name, "labels": endpoint_patch},
                 "addressType": "IPv4", "endpoints": mine, "ports": [{"port": 8080}],
             }),
         ),
