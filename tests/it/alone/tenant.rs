@@ -22,7 +22,6 @@ use super::waits::NeighbourWaits;
 use crate::admission::itself;
 use crate::admission::said::{ask, send};
 use crate::support::{Cluster, SOON, address};
-use crate::versions::converts;
 
 /// Duration of the attack in seconds, by an environment variable for long runs.
 const SECONDS: (&str, u64) = ("TENANT_SECONDS", 10);
@@ -102,7 +101,6 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
     // The operator's first slice for IPv4 has the name of its Service.
     let (own, theirs) = (format!("{services}/{name}-own"), format!("{slices}/{name}"));
     let instance = "/apis/kubevirt.io/v1/namespaces/hostile/virtualmachineinstances/liar";
-    let old = lb.replace("v1beta1", "v1alpha1");
     let vm = json!({"workloadType": "vm", "ipam": "pool",
         "listeners": [{"name": "http", "port": 80, "protocol": "TCP", "backendPort": 8080}],
         "backendServerSelector": {"app": ["liar"]}});
@@ -120,11 +118,10 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
         }
         (APPLY, format!("{lb}?fieldManager=mine&force=true"), body)
     };
-    let carried = json!({"spec": {"ipPool": "theirs"}, "status": {"allocatedAddress": claim}});
     let labelled =
-        |labels: Value| ("PATCH", instance.to_owned(), json!({"metadata": {"labels": labels}}));
+        |pairs: Value| ("PATCH", instance.to_owned(), json!({"metadata": {"labels": pairs}}));
     let mine = json!([{"addresses": [HONEST], "hostname": MINE}]);
-    let endpoint_patch = json!({
+    let labels = json!({
         "kubernetes.io/service-name": name,
         "endpointslice.kubernetes.io/managed-by": "harvester-guest-operator",
     });
@@ -190,7 +187,7 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
             "POST",
             slices.to_owned(),
             json!({
-                "metadata": {"name": format!("{name}-mine"), "labels": endpoint_patch},
+                "metadata": {"name": format!("{name}-mine"), "labels": labels},
                 "addressType": "IPv4", "endpoints": [{"addresses": [HONEST]}], "ports": [{"port": 8080}],
             }),
         ),
@@ -202,21 +199,13 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
             "PUT",
             theirs,
             json!({
-                "metadata": {"name": name, "labels": endpoint_patch},
+                "metadata": {"name": name, "labels": labels},
                 "addressType": "IPv4", "endpoints": mine, "ports": [{"port": 8080}],
             }),
         ),
         ("DELETE", format!("{slices}?labelSelector=kubernetes.io/service-name={name}"), json!({})),
         applied(json!({})),
         applied(json!({"status": {"allocatedAddress": claim}})),
-        ("PATCH", old.clone(), json!({"spec": {"description": round.to_string()}})),
-        (
-            "PATCH",
-            old,
-            json!({"metadata": {"annotations": {
-                (format!("{group}/v1beta1-fields")): carried.to_string(),
-            }}}),
-        ),
         labelled(json!({"app": "honest", "harvesterhci.io/vmName": "honest"})),
         labelled(json!({"app": "liar", "harvesterhci.io/vmName": null})),
         ("DELETE", lb, json!({})),
@@ -373,7 +362,6 @@ async fn a_hostile_tenant_gains_nothing_and_delays_none() -> Result<()> {
     let operator = cluster.standby(itself()).await?;
     operator.leads().await?;
     cluster.registered().await?;
-    converts(&cluster).await?;
     let how = Announcing { leased: Some(LEASED.to_owned()), ..Announcing::default() };
     let _announcer = Announcer::start(cluster.client.clone(), how);
     let guest = |namespace, name, ip: &str| {
