@@ -21,9 +21,7 @@ use crate::domain::vm_backends::lb_identity::LbIdentity;
 use crate::domain::vm_backends::listeners::{self, BackendCounts, ServiceState, ServingStatus};
 use crate::domain::vm_backends::ports::EndpointPort;
 use crate::domain::vm_backends::service::stored::read_service;
-use crate::domain::vm_backends::service::{
-    self, HeldServiceStep, ServicePlan, StoredService, WantedService,
-};
+use crate::domain::vm_backends::service::{self, ServicePlan, StoredService, WantedService};
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::views::Views;
@@ -199,21 +197,14 @@ impl PreviewTarget<'_> {
         let change = |what: &str| vec![PlannedWrite::new("Service", self.key, what)];
         let patched = |patch| vec![PlannedWrite::patch("Service", self.key, &patch)];
         let now = Utc::now().fixed_offset();
-        let own = self.own().filter(|own| !own.deleting);
-        match own.and_then(|own| service::held(own, &wanted.asked(), now)) {
-            Some(HeldServiceStep::For(left)) => {
-                return (ServiceState::Held(left.to_std().unwrap_or_default()), Vec::new());
-            }
-            Some(HeldServiceStep::Unnamed(patch) | HeldServiceStep::Over(patch)) => {
-                return (ServiceState::Ours, patched(patch));
-            }
-            None => {}
-        }
-        match service::plan(self.stored.as_ref(), wanted) {
+        match service::plan(self.stored.as_ref(), wanted, now) {
             ServicePlan::Keep => (ServiceState::Ours, Vec::new()),
             ServicePlan::Create(_) => (ServiceState::Ours, change("created")),
             ServicePlan::Change(patch) | ServicePlan::ChangeStatus(patch) => {
                 (ServiceState::Ours, patched(patch))
+            }
+            ServicePlan::Hold(left) => {
+                (ServiceState::Held(left.to_std().unwrap_or_default()), Vec::new())
             }
             ServicePlan::Foreign(whose) => {
                 (ServiceState::Foreign(service::conflict(self.key, &whose)), Vec::new())

@@ -4,30 +4,29 @@
 //! Invariant: a decision to withdraw or move an address uses the object that the API server has
 //! now. A view is not enough.
 
-use super::{LbContext, ObservedLb, ReconcileError, leasing};
+use super::{Allocation, LbContext, ObservedLb, ReconcileError, leasing};
 use crate::controllers::ip_pool::LedgerError;
 use crate::domain::load_balancer::facts::{self, Project, wants_pool};
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason::NoAddressReason;
 
-/// Allocates the LoadBalancer's address, recorded in an IPPool or a DHCPLease. `None`: a required
-/// object was not observed yet. The event of that object triggers the next reconcile.
+/// Allocates the LoadBalancer's address, recorded in an IPPool or a DHCPLease.
 pub(super) async fn allocate(
     observed: &ObservedLb,
     ctx: &LbContext,
-) -> Result<Option<AddressOutcome>, ReconcileError> {
+) -> Result<Allocation, ReconcileError> {
     let ObservedLb { lb, fresh, .. } = observed;
     let views = &ctx.shared.views;
     if let Some(removal) = views.removal_of(lb) {
-        return refuse(observed, removal, ctx).await.map(Some);
+        return refuse(observed, removal, ctx).await.map(Allocation::Done);
     }
     if !wants_pool(lb) {
         return Box::pin(leasing::allocate(lb, ctx)).await;
     }
     let around = views.around(lb);
     if around.project == Project::Unknown {
-        return Ok(None);
+        return Ok(Allocation::Unobserved);
     }
     let facts = facts::facts(lb, &around, |network| views.segment(network), *fresh);
     let result = match ctx.ledger.claim(facts).await {
@@ -39,7 +38,7 @@ pub(super) async fn allocate(
     if matches!(result, ClaimResult::Waiting(_)) && !views.has(lb) {
         ctx.ledger.forget(facts::owner(lb));
     }
-    Ok(Some(AddressOutcome::Pool(result)))
+    Ok(Allocation::Done(AddressOutcome::Pool(result)))
 }
 
 /// Gives no address to a LoadBalancer without an address, because its guest cluster is being

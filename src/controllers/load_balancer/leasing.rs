@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use chrono::Utc;
 use kube::{Api, Resource, ResourceExt};
 
-use super::{LbContext, ReconcileError};
+use super::{Allocation, LbContext, ReconcileError};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::LeasedAddress;
 use crate::domain::dhcp_lease::{self, LeasingFacts, LeasingStep};
@@ -36,127 +36,128 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// again, not the record.
 const REPETITIONS: usize = 5;
 
-/// Leases the LoadBalancer's address on the host: creates, adopts or keeps its DHCPLease. `None`: a
-/// required object was not observed yet. The event of that object triggers the next reconcile.
+/// Leases the LoadBalancer's address on the host: creates or keeps its DHCPLease.
 pub(super) async fn allocate(
     lb: &LoadBalancer,
     ctx: &LbContext,
-) -> Result<Option<AddressOutcome>, ReconcileError> {
+) -> Result<Allocation, ReconcileError> {
     let views = &ctx.shared.views;
     let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced_for(lb)) else {
-        return Ok(None);
+        return Ok(Allocation::Unobserved);
     };
+    if dhcp_lease::needs_service(lb) && !views.endpoints_synced() {
+        return Ok(Allocation::Unobserved);
+    }
+    let host = |lease| Ok(Allocation::Done(AddressOutcome::Host(lease)));
     let name = facts::name(lb);
     let network = views.leasing_network(lb);
-    if dhcp_lease::needs_service(lb) && !views.endpoints_synced() {
-        return Ok(None);
-    }
-    let service = views.services.of(&name).next();
     let mut record = views.record(&name).map(|record| record.as_ref().clone());
     let mut fresh = false;
     for _ in 0..REPETITIONS {
-        let where_ = record.as_ref().map_or(&network, |record| &record.spec.network);
-        let fault = views.network_fault(&network);
-        let seen = LeasingFacts {
-            lb,
-            network: &network,
-            record: record.as_ref(),
-            declared: views.declares(&network),
-            fault: fault.as_deref(),
-            serving: views.agent_serves(where_),
-            service: service.as_ref(),
-            early: !early(ctx).is_zero(),
-            now: Utc::now().fixed_offset(),
-        };
-        let written = match dhcp_lease::step(&seen) {
-            LeasingStep::Guest(why) => return Ok(Some(AddressOutcome::Guest(why))),
-            LeasingStep::Wait(why) => return Ok(Some(AddressOutcome::Host(Err(why)))),
-            LeasingStep::Take(lease) => {
-                // A new address is published only from a record that was just read, because the
-                // lease may have ended since the view was updated.
-                if fresh || facts::leased(lb) == Some(lease.ip) {
-                    return Ok(Some(AddressOutcome::Host(views.unless_in_the_way(lb, lease))));
-                }
-                None
+        let written = match decide(lb, &network, record.as_ref(), ctx) {
+            LeasingStep::Guest(why) => return Ok(Allocation::Done(AddressOutcome::Guest(why))),
+            LeasingStep::Wait(why) => return host(Err(why)),
+            LeasingStep::Adopt(patch) => return Ok(Allocation::Adopt(patch)),
+            LeasingStep::Take(lease) if fresh || facts::leased(lb) == Some(lease.ip) => {
+                return host(views.unless_in_the_way(lb, lease));
             }
-            LeasingStep::Create => {
-                let form = views.client_id_form(&network);
-                let new = match dhcp_lease::record(lb, &cluster, &network, form) {
-                    Ok(new) => new,
-                    Err(fault) => {
-                        let why = NoLease::Annotation(fault.text());
-                        return Ok(Some(AddressOutcome::Host(Err(why))));
-                    }
-                };
-                match create(&new, ctx).await {
-                    Ok(created) => Some(created),
-                    Err(why) => return Ok(Some(AddressOutcome::Host(Err(why)))),
-                }
-            }
-            LeasingStep::Adopt(patch) => {
-                // The event of this write triggers the next reconcile, with the new annotations.
-                let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
-                let write = ctx.shared.writer.patch_lb(&namespace, &name, &patch);
-                match Box::pin(write).await {
-                    Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                        return Ok(None);
-                    }
-                    Err(error) => return Err(error.into()),
-                }
-            }
+            // A new address is published only from a record that was just read, because the lease
+            // may have ended since the view was updated.
+            LeasingStep::Take(_) => None,
+            LeasingStep::Create => match create(lb, &cluster, &network, ctx).await {
+                Ok(created) => Some(created),
+                Err(why) => return host(Err(why)),
+            },
             LeasingStep::Keep => {
-                let Some(record) = &record else { return Ok(None) };
+                let Some(record) = &record else { return Ok(Allocation::Unobserved) };
                 let patch = dhcp_lease::release_after(record, None);
                 Some(Box::pin(ctx.shared.writer.patch_record(record, &patch)).await)
             }
         };
-        match written {
+        let lost = match written {
             Some(Ok(now)) => {
-                record = Some(now);
-                fresh = true;
+                (record, fresh) = (Some(now), true);
                 continue;
             }
-            Some(Err(CallError::NotFound(_))) if record.is_none() => {
-                let why = "the kind is not served: install its CustomResourceDefinition".to_owned();
-                return Ok(Some(AddressOutcome::Host(Err(NoLease::Refused(why)))));
-            }
-            Some(Err(CallError::Conflict(_) | CallError::NotFound(_))) | None => {}
-            Some(Err(error)) => match error.refusal() {
-                Some(why) => {
-                    let why = NoLease::Refused(why.to_owned());
-                    return Ok(Some(AddressOutcome::Host(Err(why))));
-                }
-                None => return Err(error.into()),
-            },
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        if let Some(why) = lost.map_or(Ok(None), |error| refusal(error, record.is_none()))? {
+            return host(Err(why));
         }
-        record = current(lb, ctx).await?;
-        fresh = true;
+        (record, fresh) = (current(lb, ctx).await?, true);
     }
     let attempts = format!("{REPETITIONS} attempts to write DHCPLease {name}");
     Err(CallError::Conflict(ApiCall::new(attempts)).into())
+}
+
+/// Decides the next step from the views and from `record`, the LoadBalancer's DHCPLease.
+fn decide(
+    lb: &LoadBalancer,
+    network: &str,
+    record: Option<&DHCPLease>,
+    ctx: &LbContext,
+) -> LeasingStep {
+    let views = &ctx.shared.views;
+    let fault = views.network_fault(network);
+    let service = views.services.of(&facts::name(lb)).next();
+    dhcp_lease::step(&LeasingFacts {
+        lb,
+        network,
+        record,
+        declared: views.declares(network),
+        fault: fault.as_deref(),
+        serving: views.agent_serves(record.map_or(network, |record| &record.spec.network)),
+        service: service.as_ref(),
+        early: !early(ctx).is_zero(),
+        now: Utc::now().fixed_offset(),
+    })
+}
+
+/// Reason why the API server refuses a record. `None`: the record has changed, so it must be read
+/// again. `Err`: a retry may succeed. `creating`: whether the failed write was the creation.
+fn refusal(error: CallError, creating: bool) -> Result<Option<NoLease>, CallError> {
+    match error {
+        CallError::NotFound(_) if creating => Ok(Some(NoLease::Refused(
+            "the kind is not served: install its CustomResourceDefinition".to_owned(),
+        ))),
+        CallError::Conflict(_) | CallError::NotFound(_) => Ok(None),
+        error => match error.refusal() {
+            Some(why) => Ok(Some(NoLease::Refused(why.to_owned()))),
+            None => Err(error),
+        },
+    }
 }
 
 /// Creates a record, if a DHCP server can distinguish its client from the clients of all other
 /// records. Outer `Err`: the server cannot distinguish two of these clients. Inner `Err`: the
 /// record could not be created. The client goes into `made` under a lock, before its record is
 /// created. So of two creations at the same time, the second is checked against the first.
-async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, CallError>, NoLease> {
+async fn create(
+    lb: &LoadBalancer,
+    cluster: &str,
+    network: &str,
+    ctx: &LbContext,
+) -> Result<Result<DHCPLease, CallError>, NoLease> {
+    let form = ctx.shared.views.client_id_form(network);
+    let new = dhcp_lease::record(lb, cluster, network, form)
+        .map_err(|fault| NoLease::Annotation(fault.text()))?;
     let mut made = ctx.made.lock().await;
     let views = &ctx.shared.views;
     made.retain(|(at, _)| at.elapsed() < SEEN_WITHIN);
     let unseen = || {
         let same = |made: &&DHCPLease| {
             dhcp_lease::is_one_client(&made.spec, &new.spec)
-                && record_name(made) != record_name(new)
+                && record_name(made) != record_name(&new)
         };
         made.iter().map(|(_, made)| made).find(same).map(record_name)
     };
-    if let Some(other) = views.same_client(new).or_else(unseen) {
-        return Err(dhcp_lease::identity_taken(new, &other));
+    if let Some(other) = views.same_client(&new).or_else(unseen) {
+        return Err(dhcp_lease::identity_taken(&new, &other));
     }
     made.push((Instant::now(), new.clone()));
     drop(made);
-    Ok(Box::pin(ctx.shared.writer.create_record(new)).await)
+    Ok(Box::pin(ctx.shared.writer.create_record(&new)).await)
 }
 
 /// Reads the record of the LoadBalancer from the API server. `None`: it does not exist.

@@ -26,6 +26,7 @@ use kube::{Api, ResourceExt};
 use kube_runtime::Controller;
 use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
+use serde_json::Value;
 
 use super::failed_reconciles::FailedReconciles;
 use super::ip_pool::{LedgerError, LedgerHandle};
@@ -163,6 +164,18 @@ struct ObservedLb {
     place: Option<CallerTurn<String>>,
 }
 
+/// Result of the allocation of an address.
+enum Allocation {
+    /// The address, or the reason why there is none.
+    Done(AddressOutcome),
+    /// Write this patch of annotations to the LoadBalancer first, so that the lease of kube-vip is
+    /// taken over. The event of the write triggers the next reconcile.
+    Adopt(Value),
+    /// A required object was not observed yet. The event of that object triggers the next
+    /// reconcile.
+    Unobserved,
+}
+
 /// Address of a LoadBalancer, and the state of its Service.
 struct ServingOutcome {
     outcome: AddressOutcome,
@@ -215,7 +228,14 @@ async fn reconcile(
         withdraw(observed, ctx).await?;
         return Ok(None);
     }
-    let Some(outcome) = address::allocate(&observed, ctx).await? else { return Ok(None) };
+    let outcome = match address::allocate(&observed, ctx).await? {
+        Allocation::Done(outcome) => outcome,
+        Allocation::Adopt(patch) => {
+            Box::pin(publish::annotate(&observed, &patch, ctx)).await?;
+            return Ok(None);
+        }
+        Allocation::Unobserved => return Ok(None),
+    };
     let lb = &observed.lb;
     let leased = leasing::again(&outcome);
     let again = match Box::pin(serve::serve(lb, outcome, ctx)).await? {

@@ -41,6 +41,15 @@ pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(
     write(&observed.lb, &patch, ctx).await.map_err(unless_outdated)
 }
 
+/// Writes annotations of the LoadBalancer.
+pub(super) async fn annotate(
+    observed: &ObservedLb,
+    patch: &Value,
+    ctx: &LbContext,
+) -> Result<(), ReconcileError> {
+    write(&observed.lb, patch, ctx).await.map_err(unless_outdated)
+}
+
 fn unless_outdated(error: CallError) -> ReconcileError {
     match error {
         CallError::Conflict(_) | CallError::NotFound(_) => ReconcileError::Outdated,

@@ -309,7 +309,7 @@ async fn nothing_gained(cluster: &Cluster) -> Result<()> {
 /// can have kube-vip announce any address, by a Service of its own or, until the operator corrects
 /// it, by the operator's Service. Until then, the operator may publish what kube-vip has announced.
 /// A Service or slice whose owner the tenant has removed is the tenant's own: the operator leaves
-/// it, and leaves the Service of such a slice.
+/// it.
 async fn is_put_right(cluster: &Cluster) -> Result<()> {
     let (client, all) = (cluster.client.clone(), ListParams::default());
     let lbs = Api::<LoadBalancer>::namespaced(client.clone(), "hostile").list(&all).await?;
@@ -318,9 +318,7 @@ async fn is_put_right(cluster: &Cluster) -> Result<()> {
         owners.any(|owner| lbs.iter().any(|lb| lb.metadata.uid.as_ref() == Some(&owner.uid)))
     };
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), "hostile").list(&all).await?;
-    let foreign = slices.iter().filter(|slice| !is_owned(&slice.metadata));
-    let foreign: BTreeSet<String> = foreign.map(kube::ResourceExt::name_any).collect();
-    for lb in lbs.iter().filter(|lb| !foreign.contains(&lb.name_any())) {
+    for lb in &lbs {
         let published = lb.status.as_ref().and_then(|status| status.address.as_deref());
         ensure!(published != Some(VICTIM), "{} publishes {VICTIM}", lb.name_any());
     }
@@ -329,9 +327,6 @@ async fn is_put_right(cluster: &Cluster) -> Result<()> {
     let mut checked = BTreeSet::new();
     for service in services.iter().filter(|service| is_owned(&service.metadata)) {
         let name = service.name_any();
-        if foreign.contains(&name) {
-            continue;
-        }
         let field = service.spec.as_ref().and_then(|spec| spec.load_balancer_ip.as_deref());
         let asked = service.annotations().get(ASKED).map(String::as_str);
         let asks = field == Some(VICTIM) || asked == Some(VICTIM);

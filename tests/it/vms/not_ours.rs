@@ -85,6 +85,9 @@ async fn disowned(cluster: &Cluster) -> Result<()> {
             said.contains(&format!("{kind} default/disowned exists: it names no owner")),
             "{said}"
         );
+        if kind == "EndpointSlice" {
+            is_corrected(cluster).await?;
+        }
         cluster.deleted("disowned").await?;
         if kind == "Service" {
             cluster.services().delete("disowned", &DeleteParams::default()).await?;
@@ -92,6 +95,25 @@ async fn disowned(cluster: &Cluster) -> Result<()> {
             cluster.slices().delete("disowned", &DeleteParams::default()).await?;
         }
     }
+    Ok(())
+}
+
+/// Checks that the Service is corrected even while the EndpointSlice of its name is another owner's.
+async fn is_corrected(cluster: &Cluster) -> Result<()> {
+    let asked = "kube-vip.io/loadbalancerIPs";
+    let before = cluster.services().get("disowned").await?;
+    let address = before.annotations().get(asked).cloned();
+    let other = json!({"metadata": {"annotations": {asked: "10.1.0.200"}}});
+    cluster.edit::<Service>("disowned", other).await?;
+    eventually(LATER, "the Service's own address", async || {
+        let service = cluster.services().get("disowned").await?;
+        anyhow::Ok(
+            service.uid() != before.uid() && service.annotations().get(asked) == address.as_ref(),
+        )
+    })
+    .await?;
+    let said = cluster.waits("disowned", "ServiceConflict").await?;
+    assert!(said.contains("EndpointSlice default/disowned exists"), "{said}");
     Ok(())
 }
 

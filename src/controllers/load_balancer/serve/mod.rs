@@ -134,7 +134,13 @@ async fn announce(
         match &listeners {
             Ok(listeners) => {
                 let ports = listeners::ports(listeners);
-                at.write_slices(wanted.family(), &ports, &backends).await?;
+                let written = at.write_slices(wanted.family(), &ports, &backends).await;
+                if matches!(written, Err(WriteObstacle::ForeignSlice(_))) && at.own().is_some() {
+                    // The Service may ask for an address of another LoadBalancer, so it is
+                    // corrected even without the slices.
+                    at.write_service(&wanted).await?;
+                }
+                written?;
                 at.write_service(&wanted).await
             }
             Err(fault) => {

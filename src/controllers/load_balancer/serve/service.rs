@@ -8,9 +8,7 @@ use super::settings::KeptSettings;
 use super::{REPETITIONS, ServiceTarget, WriteObstacle};
 use crate::domain::vm_backends::listeners::ServiceState;
 use crate::domain::vm_backends::service::stored::read_service;
-use crate::domain::vm_backends::service::{
-    self, HeldServiceStep, ServicePlan, StoredService, WantedService,
-};
+use crate::domain::vm_backends::service::{self, ServicePlan, StoredService, WantedService};
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 
@@ -75,41 +73,27 @@ impl ServiceTarget<'_> {
         let writer = &self.ctx.shared.writer;
         for _ in 0..REPETITIONS {
             let stored = self.stored();
-            let held = self.own().filter(|own| !own.deleting);
-            let held = held
-                .and_then(|own| service::held(&own, &wanted.asked(), Utc::now().fixed_offset()));
-            if let Some(HeldServiceStep::For(left)) = held {
-                return Ok(ServiceState::Held(left.to_std().unwrap_or_default()));
-            }
-            let turn = self.ctx.writes.take(self.namespace.clone()).await;
-            let plan = match held {
-                Some(HeldServiceStep::Unnamed(patch)) => ServicePlan::ChangeStatus(patch),
-                Some(HeldServiceStep::Over(patch)) => ServicePlan::Change(patch),
-                _ => service::plan(stored.as_ref(), wanted),
-            };
-            let answer = match plan {
-                ServicePlan::ChangeStatus(patch) => {
-                    let write = writer.patch_service_status(&self.namespace, &self.name, &patch);
-                    Box::pin(write).await
-                }
+            let answer = match service::plan(stored.as_ref(), wanted, Utc::now().fixed_offset()) {
                 ServicePlan::Keep => {
-                    drop(turn);
                     self.forget_settings().await?;
                     return Ok(ServiceState::Ours);
                 }
-                ServicePlan::Create(service) => {
-                    drop(turn);
-                    self.create_service(service).await
+                ServicePlan::Hold(left) => {
+                    return Ok(ServiceState::Held(left.to_std().unwrap_or_default()));
                 }
+                ServicePlan::Foreign(whose) => return Err(self.foreign_service(&whose)),
+                ServicePlan::Leaving => return Ok(ServiceState::Waiting),
+                ServicePlan::Create(service) => self.create_service(service).await,
                 ServicePlan::Change(patch) => {
+                    let _turn = self.ctx.writes.take(self.namespace.clone()).await;
                     Box::pin(writer.patch_service(&self.namespace, &self.name, &patch)).await
                 }
-                ServicePlan::Foreign(whose) => {
-                    return Err(self.foreign_service(&whose));
+                ServicePlan::ChangeStatus(patch) => {
+                    let _turn = self.ctx.writes.take(self.namespace.clone()).await;
+                    let write = writer.patch_service_status(&self.namespace, &self.name, &patch);
+                    Box::pin(write).await
                 }
-                ServicePlan::Leaving => return Ok(ServiceState::Waiting),
                 ServicePlan::Replace => {
-                    drop(turn);
                     let Some(stored) = stored else { continue };
                     tracing::info!(lb = self.key, asks = wanted.asked(), "recreating the Service");
                     if self.delete_service(&stored, KeptSettings::Kept).await? {

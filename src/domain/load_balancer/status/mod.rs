@@ -200,11 +200,13 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
     json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
 }
 
-/// The patch of a guest LoadBalancer's `status.address`, whose present value is `address`. Returns
-/// `None` if the value stays. The guest writes this field after it announces the address. Before
-/// that, the operator sets the allocated address, or `0.0.0.0` if the announcer leases the address.
-/// Reason: the guest's cloud provider treats a LoadBalancer with an empty address as one that does
-/// not exist. So a guest that failed before its own write would never delete that LoadBalancer.
+/// The patch of the `status.address` of a LoadBalancer without a Service of the operator. `address`
+/// is the present value. Returns `None` if the value stays. A vm LoadBalancer that has lost its
+/// address is announced nowhere, so its value is removed. The value of a guest LoadBalancer is
+/// written by the guest, after the guest announces the address. Before that, the operator sets the
+/// allocated address, or `0.0.0.0` if the announcer leases the address. Reason: the guest's cloud
+/// provider treats a LoadBalancer with an empty address as one that does not exist. So a guest that
+/// failed before its own write would never delete that LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -215,7 +217,7 @@ fn address_patch(
     let ours = address.is_empty() || Some(address) == old.ip.as_deref();
     match new.ip.as_deref() {
         Some(ip) if !vm && ours && address != ip => Some(json!(ip)),
-        None if ours && !address.is_empty() => Some(Value::Null),
+        None if (vm || ours) && !address.is_empty() => Some(Value::Null),
         _ => None,
     }
 }

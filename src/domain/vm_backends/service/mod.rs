@@ -19,6 +19,7 @@ pub mod stored;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use chrono::{DateTime, FixedOffset, TimeDelta};
 use serde_json::{Map, Value, json};
 
 use super::endpoints::AddressFamily;
@@ -27,7 +28,8 @@ use super::ports::{EndpointPort, ListenerPort};
 use crate::network::NetworkAttachment;
 use crate::network::host_links::NetworkReach;
 use api::{DHCP_ADDRESS, LABEL_SERVICE_LB};
-pub use held_back::{HELD_UNTIL, HeldServiceStep, IGNORED, NOT_ANNOUNCED, held, hold_back};
+pub use held_back::{HELD_UNTIL, IGNORED, NOT_ANNOUNCED, hold_back};
+use held_back::{HeldServiceStep, held};
 pub use ineffective_settings::{SettingMisfit, misfit};
 use interface::{changed_hints, hints, is_elsewhere};
 
@@ -140,8 +142,10 @@ pub enum ServicePlan {
     Create(Value),
     /// Apply this merge patch.
     Change(Value),
-    /// Apply this merge patch to the status of a Service that is [`held`].
+    /// Apply this merge patch to the status of a Service that is held back from kube-vip.
     ChangeStatus(Value),
+    /// Change nothing for this time: the Service is held back from kube-vip.
+    Hold(TimeDelta),
     /// Change nothing, because the Service belongs to another owner, as the text describes.
     Foreign(String),
     /// Wait, because an earlier Service is being deleted.
@@ -216,7 +220,14 @@ impl WantedService<'_> {
 }
 
 /// Plans the next action on the Service. `stored`: `None` if there is no Service of this name.
-pub fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> ServicePlan {
+///
+/// The content of a Service that is held back is corrected first. So kube-vip, which may announce
+/// the Service after the delay, never reads content of another writer.
+pub fn plan(
+    stored: Option<&StoredService>,
+    wanted: &WantedService<'_>,
+    now: DateTime<FixedOffset>,
+) -> ServicePlan {
     let Some(stored) = stored else { return ServicePlan::Create(create(wanted)) };
     if let Some(whose) = foreign(&stored.owners, wanted.lb) {
         return ServicePlan::Foreign(whose);
@@ -232,8 +243,13 @@ pub fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> Servi
     if other_family || other_policy || other_place || loses_a_port(stored, wanted) {
         return ServicePlan::Replace;
     }
-    match patch(stored, wanted) {
-        Some(patch) => ServicePlan::Change(patch),
+    if let Some(patch) = patch(stored, wanted) {
+        return ServicePlan::Change(patch);
+    }
+    match held(stored, &wanted.asked(), now) {
+        Some(HeldServiceStep::Unnamed(patch)) => ServicePlan::ChangeStatus(patch),
+        Some(HeldServiceStep::For(left)) => ServicePlan::Hold(left),
+        Some(HeldServiceStep::Over(patch)) => ServicePlan::Change(patch),
         None => ServicePlan::Keep,
     }
 }

@@ -125,6 +125,18 @@ fn a_service_waits_for_claim_and_finalizer() {
     assert!(!may_serve(&unclaimed));
 }
 
+/// Another client may have written an address that the LoadBalancer never had.
+#[test]
+fn a_lost_claim_leaves_no_address() {
+    let mut lb = reported(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
+    for written in ["10.0.0.5", "10.0.0.6"] {
+        status(&mut lb).address = Some(written.into());
+        let waiting = patched(&lb, &waits());
+        assert_eq!(address(&waiting), None, "{written}");
+        assert_eq!(patch(&waiting, &waits(), None, NOW), None, "{written}: written once");
+    }
+}
+
 /// The number of VMs changes, but unchanged values are not written again.
 #[test]
 fn a_patch_holds_only_what_changed() {

@@ -33,7 +33,7 @@ const HOLD: TimeDelta = TimeDelta::seconds(2);
 
 /// Next step for a Service that is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HeldServiceStep {
+pub(super) enum HeldServiceStep {
     /// Write the address into the Service's status, with this patch.
     Unnamed(Value),
     /// Wait for this time, so that every kube-proxy can write its rules.
@@ -44,7 +44,7 @@ pub enum HeldServiceStep {
 
 /// Returns the next step for a Service that is held back. `None`: the Service is not held back.
 /// `address` is the address that the Service asks for.
-pub fn held(
+pub(super) fn held(
     stored: &StoredService,
     address: &str,
     now: DateTime<FixedOffset>,

@@ -1,7 +1,7 @@
 //! Tests of the fields that are carried from one Service to the next, and of fields that are not.
 
-use super::super::tests::{fresh, listeners, read, wanted};
-use super::super::{ServicePlan, WantedService, plan};
+use super::super::tests::{fresh, listeners, plan, read, wanted};
+use super::super::{ServicePlan, WantedService};
 use super::*;
 use crate::network::host_links::NetworkReach;
 use crate::vm_backends::ports::ListenerPort;

@@ -91,6 +91,15 @@ fn announced(mut service: Value, ip: &str) -> Value {
     service
 }
 
+/// Plan at a fixed time. The time matters only for a Service that is held back.
+pub(super) fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> ServicePlan {
+    super::plan(stored, wanted, noon())
+}
+
+fn noon() -> DateTime<FixedOffset> {
+    "2026-11-25T12:00:00Z".parse().unwrap()
+}
+
 /// Carries out one plan. Returns the Service after the plan, and whether the plan had a write.
 fn repaired(service: &Value, wanted: &WantedService<'_>) -> (Value, bool) {
     match plan(Some(&read(service)), wanted) {
