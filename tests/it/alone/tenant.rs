@@ -17,11 +17,13 @@ use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::{Announcer, Announcing, eventually};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::waits::NeighbourWaits;
 use crate::admission::itself;
 use crate::admission::said::{ask, send};
 use crate::support::{Cluster, SOON, address};
+use crate::versions::converts;
 
 /// Duration of the attack in seconds, by an environment variable for long runs.
 const SECONDS: (&str, u64) = ("TENANT_SECONDS", 10);
@@ -40,6 +42,12 @@ const LEASED: &str = "10.9.0.9";
 const ASKED: &str = "kube-vip.io/loadbalancerIPs";
 /// Host name of the endpoints that the tenant writes into the operator's EndpointSlices.
 const MINE: &str = "mine";
+/// Version that the API server converts, with the operator's webhook.
+const OLD: &str = "/v1alpha1/";
+/// Longest wait of the tenant for an answer about a LoadBalancer in that version. Conversion makes
+/// the write slow, and the operator writes the status each time the guest reports another address.
+/// So the write loses each race, and the API server repeats it for 34 s (`GuaranteedUpdate`).
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Method of a request that is a server-side apply.
 const APPLY: &str = "APPLY";
 
@@ -108,9 +116,11 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
         let key = format!("{group}/{key}");
         ("PATCH", lb.clone(), json!({"metadata": {"annotations": {key: value}}}))
     };
+    let claim = json!({"ipPool": "theirs", "ip": VICTIM});
+    let old = |patch: Value| ("PATCH", lb.replace("/v1beta1/", OLD), patch);
+    let carried = json!({"spec": {"ipPool": "theirs"}, "status": {"allocatedAddress": claim}});
     let status = |status: Value| ("PATCH", lb.clone(), json!({"status": status}));
     let spec = |spec: Value| ("PATCH", lb.clone(), json!({"spec": spec}));
-    let claim = json!({"ipPool": "theirs", "ip": VICTIM});
     let applied = |fields: Value| {
         let mut body = new(vm.clone());
         for (field, value) in fields.as_object().into_iter().flatten() {
@@ -133,6 +143,10 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
         annotated("network", "theirs/vlan1"),
         annotated("project", "*"),
         annotated("cluster", &"x".repeat(60_000)),
+        old(json!({"spec": {"description": round.to_string()}})),
+        old(json!({"metadata": {"annotations": {
+            format!("{group}/v1beta1-fields"): carried.to_string(),
+        }}})),
         status(json!({"allocatedAddress": claim})),
         status(json!({"address": VICTIM})),
         status(Value::Null),
@@ -234,6 +248,11 @@ async fn attack(
         let Some((method, path, body)) = requests.get(usize::try_from(at)?) else { continue };
         let said = if *method == APPLY {
             send(&client, "PATCH", path, &apply, body).await?
+        } else if path.contains(OLD) {
+            let Ok(said) = timeout(PATIENCE, ask(&client, method, path, body)).await else {
+                continue;
+            };
+            said?
         } else {
             ask(&client, method, path, body).await?
         };
@@ -357,6 +376,7 @@ async fn a_hostile_tenant_gains_nothing_and_delays_none() -> Result<()> {
     let operator = cluster.standby(itself()).await?;
     operator.leads().await?;
     cluster.registered().await?;
+    converts(&cluster).await?;
     let how = Announcing { leased: Some(LEASED.to_owned()), ..Announcing::default() };
     let _announcer = Announcer::start(cluster.client.clone(), how);
     let guest = |namespace, name, ip: &str| {

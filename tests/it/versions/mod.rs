@@ -61,7 +61,7 @@ async fn replace(cluster: &Cluster, mut crd: CustomResourceDefinition) -> Result
 }
 
 /// Waits until objects of v1alpha1 are converted. An empty list would not show it.
-async fn converts(cluster: &Cluster) -> Result<()> {
+pub(crate) async fn converts(cluster: &Cluster) -> Result<()> {
     let spec = json!({"ipam": "pool", "backendServers": ["vm-1"],
         "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]});
     let object: DynamicObject = serde_json::from_value(lb("v1alpha1", "probe", &spec))?;
