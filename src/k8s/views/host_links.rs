@@ -16,12 +16,21 @@ pub(super) const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
+    let known = || lock(&views.index.host_links).configs().map(ToOwned::to_owned).collect();
+    let on_event = |event| apply(&at, event);
+    let api = Api::<Guard<HostNetworkConfig>>::all(client);
+    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
+}
+
+/// Applies an event of a HostNetworkConfig to the view, and enqueues all vm LoadBalancers if the
+/// nodes' links have changed.
+pub(super) fn apply(at: &InformerContext, event: ObjectEvent<HostNetworkConfig>) {
+    let views = &at.views;
     let set = |config: &str, made: Option<HostLink>| {
         let is_news = lock(&views.index.host_links).set(config, made);
         views.enqueue_vm_lbs_if(is_news);
     };
-    let known = || lock(&views.index.host_links).configs().map(ToOwned::to_owned).collect();
-    let on_event = |event: ObjectEvent<HostNetworkConfig>| match event {
+    match event {
         ObjectEvent::Listed(config) | ObjectEvent::Changed(config) => {
             set(&config.name_any(), Some(made(&config)));
         }
@@ -34,9 +43,7 @@ pub(super) async fn watch(at: InformerContext) {
         // kind.
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::HostLinks),
         ObjectEvent::Refused(_) => {}
-    };
-    let api = Api::<Guard<HostNetworkConfig>>::all(client);
-    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
+    }
 }
 
 impl Views {

@@ -242,7 +242,19 @@ impl Views {
 pub(super) async fn watch_records(at: InformerContext, mut writer: StoreWriter<DHCPLease>) {
     let InformerContext { client, views, metrics, .. } = at.clone();
     let known = || store::keys(&views.records);
-    let on_event = |event: ObjectEvent<DHCPLease>| match event {
+    let on_event = |event| apply_record(&at, &mut writer, event);
+    let api = Api::<Guard<DHCPLease>>::all(client);
+    informer::watch_guarded(api, Config::default(), &metrics, known, on_event).await;
+}
+
+/// Applies an event of a record to the view, and enqueues the record's LoadBalancer.
+pub(super) fn apply_record(
+    at: &InformerContext,
+    writer: &mut StoreWriter<DHCPLease>,
+    event: ObjectEvent<DHCPLease>,
+) {
+    let views = &at.views;
+    match event {
         ObjectEvent::Listed(mut record) | ObjectEvent::Changed(mut record) => {
             let name = key(record.meta());
             record.metadata.managed_fields = None;
@@ -257,9 +269,7 @@ pub(super) async fn watch_records(at: InformerContext, mut writer: StoreWriter<D
         ObjectEvent::Complete => at.done(ViewPart::Records),
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::Records),
         ObjectEvent::Refused(_) => {}
-    };
-    let api = Api::<Guard<DHCPLease>>::all(client);
-    informer::watch_guarded(api, Config::default(), &metrics, known, on_event).await;
+    }
 }
 
 pub(super) async fn watch_agents(at: InformerContext, namespace: String) {

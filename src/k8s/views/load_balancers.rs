@@ -47,19 +47,33 @@ impl Views {
 pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalancer>) {
     let InformerContext { client, views, metrics, .. } = at.clone();
     let known = || store::keys(&views.load_balancers);
-    let on_event = |event: ObjectEvent<TrimmedLb>| match event {
-        ObjectEvent::Listed(lb) => set(&views, &metrics, &mut writer, lb),
+    let on_event = |event| apply(&at, &mut writer, event);
+    let api = Api::<Guard<TrimmedLb>>::all(client);
+    let config = Config::default().page_size(PAGE);
+    informer::watch_guarded(api, config, &metrics, known, on_event).await;
+}
+
+/// Applies an event of a LoadBalancer to the view, and enqueues the LoadBalancer or reports it as
+/// gone. A list enqueues all LoadBalancers at its end.
+pub(super) fn apply(
+    at: &InformerContext,
+    writer: &mut StoreWriter<LoadBalancer>,
+    event: ObjectEvent<TrimmedLb>,
+) {
+    let InformerContext { views, metrics, .. } = at;
+    match event {
+        ObjectEvent::Listed(lb) => set(views, metrics, writer, lb),
         ObjectEvent::Changed(lb) => {
             let name = facts::name(&lb.lb);
-            set(&views, &metrics, &mut writer, lb);
+            set(views, metrics, writer, lb);
             views.enqueue_lbs([name]);
         }
         ObjectEvent::Unreadable(meta) => {
             // A LoadBalancer that has become unreadable stays in the view as it was. But if the
             // unreadable object has another UID, the LoadBalancer of this name in the view was
             // deleted. That LoadBalancer is removed from the view.
-            if let Some(former) = former(&views, &meta) {
-                remove(&views, &metrics, &mut writer, owner_of(former.meta()));
+            if let Some(former) = former(views, &meta) {
+                remove(views, metrics, writer, owner_of(former.meta()));
             }
         }
         ObjectEvent::Gone(key, deleted) => {
@@ -67,12 +81,7 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
                 Some(deleted) => deleted.uid,
                 None => key.split_once('/').and_then(|(ns, name)| views.uid_of(ns, name)),
             };
-            remove(
-                &views,
-                &metrics,
-                &mut writer,
-                Owner { name: key, uid: uid.unwrap_or_default() },
-            );
+            remove(views, metrics, writer, Owner { name: key, uid: uid.unwrap_or_default() });
         }
         ObjectEvent::Complete => {
             views.enqueue_lbs(store::keys(&views.load_balancers));
@@ -84,10 +93,7 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             let speechless = status.message.contains("conversion webhook");
             views.index.unconverted.store(speechless, Ordering::Relaxed);
         }
-    };
-    let api = Api::<Guard<TrimmedLb>>::all(client);
-    let config = Config::default().page_size(PAGE);
-    informer::watch_guarded(api, config, &metrics, known, on_event).await;
+    }
 }
 
 /// Stores the present state of a LoadBalancer. If the view has a LoadBalancer of the same name with

@@ -57,7 +57,15 @@ struct NetworkRoute {
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let known = || lock(&views.index.networks).0.keys().cloned().collect();
-    let on_event = |event: ObjectEvent<NetworkAttachmentDefinition>| match event {
+    let on_event = |event| apply(&at, event);
+    let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
+    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
+}
+
+/// Applies an event of a network to the view, and reports the changes that follow from it.
+pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDefinition>) {
+    let views = &at.views;
+    match event {
         ObjectEvent::Listed(network) | ObjectEvent::Changed(network) => views.set_network(&network),
         // A NetworkAttachmentDefinition that cannot be parsed still exists, so it is stored with an
         // empty spec, and its segment is unknown. For example, the CRD allows an object without a
@@ -75,9 +83,7 @@ pub(super) async fn watch(at: InformerContext) {
         // The kind is not served where Multus is not installed. Then there are no such networks.
         ObjectEvent::Refused(status) if is_unserved(&status) => at.done(ViewPart::Networks),
         ObjectEvent::Refused(_) => {}
-    };
-    let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
-    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
+    }
 }
 
 impl Views {

@@ -125,20 +125,8 @@ pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, metrics, .. } = at.clone();
     let changed = Notify::new();
     let known = || lock(&views.index.pools).0.keys().cloned().collect();
-    let on_event = |event: ObjectEvent<PoolMetadata>| {
-        match event {
-            ObjectEvent::Listed(pool) | ObjectEvent::Changed(pool) => {
-                lock(&views.index.pools).apply(&pool);
-                let version = pool.resource_version().unwrap_or_default();
-                views.notify(ChangeEvent::Pool(pool.name_any(), version));
-            }
-            ObjectEvent::Gone(name, _) => {
-                lock(&views.index.pools).remove(&name);
-                views.notify(ChangeEvent::PoolGone(name));
-            }
-            ObjectEvent::Complete => at.done(ViewPart::Pools),
-            ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
-        }
+    let on_event = |event| {
+        apply(&at, event);
         changed.notify_one();
     };
     let api = Api::<PoolMetadata>::all(client.clone());
@@ -146,6 +134,24 @@ pub(super) async fn watch(at: InformerContext) {
         informer::watch(api, Config::default(), &metrics, known, on_event),
         read(&at, &changed)
     );
+}
+
+/// Applies an event of a pool to the view, and reports the pool to the leader.
+pub(super) fn apply(at: &InformerContext, event: ObjectEvent<PoolMetadata>) {
+    let views = &at.views;
+    match event {
+        ObjectEvent::Listed(pool) | ObjectEvent::Changed(pool) => {
+            lock(&views.index.pools).apply(&pool);
+            let version = pool.resource_version().unwrap_or_default();
+            views.notify(ChangeEvent::Pool(pool.name_any(), version));
+        }
+        ObjectEvent::Gone(name, _) => {
+            lock(&views.index.pools).remove(&name);
+            views.notify(ChangeEvent::PoolGone(name));
+        }
+        ObjectEvent::Complete => at.done(ViewPart::Pools),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+    }
 }
 
 /// Reads the specs of changed pools, one after the other. Waits between two reads of the same pool,

@@ -185,7 +185,16 @@ fn beside(lb: &str, name: &str) -> String {
 pub(super) async fn watch_services(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let known = || views.services.keys();
-    let on_event = |event: ObjectEvent<Service>| match event {
+    let on_event = |event| apply_service(&at, event);
+    let api = Api::<Service>::all(client);
+    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(PAGE);
+    informer::watch(api, config, &at.metrics, known, on_event).await;
+}
+
+/// Applies an event of a Service to the view, and enqueues the Service's LoadBalancer.
+pub(super) fn apply_service(at: &InformerContext, event: ObjectEvent<Service>) {
+    let views = &at.views;
+    match event {
         ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => {
             let (lb, name) = (key(object.meta()), object.name_any());
             let version = object.resource_version().unwrap_or_default();
@@ -197,10 +206,7 @@ pub(super) async fn watch_services(at: InformerContext) {
         ObjectEvent::Gone(_, Some(deleted)) => views.remove_service(&deleted),
         ObjectEvent::Complete => at.done(ViewPart::Services),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
-    };
-    let api = Api::<Service>::all(client);
-    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(PAGE);
-    informer::watch(api, config, &at.metrics, known, on_event).await;
+    }
 }
 
 impl Views {
@@ -224,8 +230,17 @@ impl Views {
 pub(super) async fn watch_slices(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let known = || views.slices.keys();
-    let on_event = |event: ObjectEvent<LazyObject<EndpointSlice>>| match event {
-        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => see(&views, &object),
+    let on_event = |event| apply_slice(&at, event);
+    let api = Api::<LazyObject<EndpointSlice>>::all(client);
+    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
+    informer::watch(api, config, &at.metrics, known, on_event).await;
+}
+
+/// Applies an event of an EndpointSlice to the view, and enqueues the slice's LoadBalancer.
+pub(super) fn apply_slice(at: &InformerContext, event: ObjectEvent<LazyObject<EndpointSlice>>) {
+    let views = &at.views;
+    match event {
+        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => see(views, &object),
         ObjectEvent::Gone(key, deleted) => {
             let version = deleted.as_ref().and_then(|meta| meta.resource_version.as_deref());
             let served = views.slices.remove(&key, version);
@@ -234,10 +249,7 @@ pub(super) async fn watch_slices(at: InformerContext) {
         }
         ObjectEvent::Complete => at.done(ViewPart::Slices),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
-    };
-    let api = Api::<LazyObject<EndpointSlice>>::all(client);
-    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
-    informer::watch(api, config, &at.metrics, known, on_event).await;
+    }
 }
 
 /// Stores an EndpointSlice from an event of the watch.

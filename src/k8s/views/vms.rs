@@ -32,7 +32,16 @@ const PAGE: u32 = 250;
 pub(super) async fn watch_vms(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let known = || lock(&views.index.vms).vms().map(|(key, _)| key.to_owned()).collect();
-    let on_event = |event| match event {
+    let on_event = |event| apply_vm(&at, event);
+    let api = Api::<Guard<VirtualMachineInstance>>::all(client);
+    let config = Config::default().page_size(PAGE);
+    informer::watch_guarded(api, config, &at.metrics, known, on_event).await;
+}
+
+/// Applies an event of a VM to the view, and enqueues the LoadBalancers that depend on the change.
+pub(super) fn apply_vm(at: &InformerContext, event: ObjectEvent<VirtualMachineInstance>) {
+    let views = &at.views;
+    match event {
         ObjectEvent::Listed(vmi) | ObjectEvent::Changed(vmi) => views.set_vm(&vmi),
         ObjectEvent::Gone(key, _) => views.remove_vm(&key),
         ObjectEvent::Complete => at.done(ViewPart::Vms),
@@ -44,16 +53,24 @@ pub(super) async fn watch_vms(at: InformerContext) {
             }
         }
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
-    };
-    let api = Api::<Guard<VirtualMachineInstance>>::all(client);
-    let config = Config::default().page_size(PAGE);
-    informer::watch_guarded(api, config, &at.metrics, known, on_event).await;
+    }
 }
 
 pub(super) async fn watch_pods(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let known = || lock(&views.index.vms).pod_names().map(ToOwned::to_owned).collect();
-    let on_event = |event: ObjectEvent<LauncherPod>| match event {
+    let on_event = |event| apply_pod(&at, event);
+    let api = Api::<LauncherPod>::all(client);
+    let label = format!("{}={}", LAUNCHER.0, LAUNCHER.1);
+    let config = Config::default().page_size(PAGE).labels(&label);
+    informer::watch(api, config, &at.metrics, known, on_event).await;
+}
+
+/// Applies an event of a pod that runs a VM to the view, and enqueues the LoadBalancers that select
+/// the VM.
+pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
+    let views = &at.views;
+    match event {
         ObjectEvent::Listed(pod) | ObjectEvent::Changed(pod) => {
             let namespace = pod.namespace().unwrap_or_default();
             let affected =
@@ -68,11 +85,7 @@ pub(super) async fn watch_pods(at: InformerContext) {
         }
         ObjectEvent::Complete => at.done(ViewPart::Pods),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
-    };
-    let api = Api::<LauncherPod>::all(client);
-    let label = format!("{}={}", LAUNCHER.0, LAUNCHER.1);
-    let config = Config::default().page_size(PAGE).labels(&label);
-    informer::watch(api, config, &at.metrics, known, on_event).await;
+    }
 }
 
 pub(super) async fn watch_nodes(at: InformerContext) {
