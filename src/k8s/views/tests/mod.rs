@@ -1,5 +1,7 @@
 //! Tests of the LoadBalancers that a change enqueues, by the kind of the changed object.
 
+mod events;
+
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
