@@ -61,8 +61,8 @@ pub(super) struct AdmissionArgs {
     /// Address on which admission and conversion listen, with TLS.
     #[arg(long, env = "HGO_ADMISSION_ADDR", default_value = "0.0.0.0:8443")]
     admission_addr: SocketAddr,
-    /// URL that the API server calls with `--admission url`, https://HOST:PORT. Port 0 stands for
-    /// the port of --admission-addr.
+    /// URL at which the API server calls admission, https://HOST:PORT. Only with --admission url.
+    /// Port 0 stands for the port of --admission-addr.
     #[arg(long, env = "HGO_ADMISSION_URL")]
     admission_url: Option<String>,
     /// ClusterRole that is removed together with the operator. It becomes the owner of the webhook
@@ -70,9 +70,9 @@ pub(super) struct AdmissionArgs {
     /// the ClusterRole.
     #[arg(long, env = "HGO_ADMISSION_OWNER")]
     pub(super) admission_owner: Option<String>,
-    /// File in PEM with the certificate authorities of callers. Validation and mutation requests
-    /// are then accepted only from callers with a certificate that one of these authorities signed.
-    /// By default an API server has no such certificate.
+    /// File in PEM with certificate authorities. With this option, admission accepts requests for
+    /// validation and mutation only from a caller whose client certificate one of these authorities
+    /// has signed. By default, an API server has no such certificate: configure one there first.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]
     admission_client_ca: Option<PathBuf>,
 }

@@ -32,12 +32,15 @@ pub(super) struct DhcpArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct NetworkArgs {
     /// Networks on which the host leases addresses, separated by commas: namespace/name of each
-    /// NetworkAttachmentDefinition. Their agents are deployed by others, such as the chart. A name
-    /// may end in =mac or =none, the form of the client identifiers on that network.
+    /// NetworkAttachmentDefinition. The operator deploys no agents for these networks: the chart
+    /// does, or you do. By default, the DHCP clients on a network send a DUID as their client
+    /// identifier. If its name ends in =mac, they send their hardware address instead, and with
+    /// =none they send none.
     #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = listed)]
     networks: Vec<(String, ClientIdForm)>,
-    /// Namespaces, separated by commas, in which a NetworkAttachmentDefinition may make the host
-    /// lease on its network, by the annotation loadbalancer.harvesterhci.io/dhcp: host.
+    /// Namespaces, separated by commas. In these namespaces, the annotation
+    /// loadbalancer.harvesterhci.io/dhcp: host of a NetworkAttachmentDefinition makes the host
+    /// lease addresses on its network.
     #[arg(
         long = "dhcp-namespaces",
         env = "HGO_DHCP_NAMESPACES",

@@ -46,8 +46,8 @@ pub struct LeaseAgent {
     /// Interface on the network.
     #[arg(long, env = "HGO_INTERFACE", default_value = "net1")]
     interface: String,
-    /// ARP probe of a newly granted address before its use: quick probes three times within half a
-    /// second, standard uses the times of RFC 5227, four to seven seconds, off does not probe.
+    /// Probe by ARP of a newly granted address, before the address is used. quick: three probes
+    /// within half a second. standard: the times of RFC 5227, four to seven seconds. off: no probe.
     #[arg(long, env = "HGO_ARP_PROBE", value_enum, default_value_t = ArpProbe::Quick)]
     arp_probe: ArpProbe,
     /// Subnets whose addresses may be leased, such as 10.0.0.0/24, separated by commas. Offers of
@@ -55,16 +55,17 @@ pub struct LeaseAgent {
     /// addresses of the cluster.
     #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
     subnets: Vec<Ipv4Net>,
-    /// Fate of an address whose lease expires without an answer of a DHCP server: withdraw removes
-    /// the address, keep retains the address while no server refuses it and no other host answers
-    /// ARP for it.
+    /// Treatment of an address whose lease expires without an answer of a DHCP server. withdraw:
+    /// the LoadBalancer loses the address. keep: the address stays published as long as no server
+    /// refuses it and no other host answers ARP for it.
     #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = LeaseLossOption::Withdraw)]
     on_lease_loss: LeaseLossOption,
-    /// Whether servers are always asked to broadcast their answers. Needed where a device on the
-    /// way to the server drops answers to addresses that it has not seen yet.
+    /// Asks DHCP servers to broadcast every answer. Needed if a device on the way to the server
+    /// drops answers to addresses that it has not seen yet.
     #[arg(long, env = "HGO_BROADCAST")]
     broadcast: bool,
-    /// Kubeconfig file. Default: KUBECONFIG, then the default file, then the pod's account.
+    /// Kubeconfig file. Default: the file that the variable KUBECONFIG names, else ~/.kube/config,
+    /// else the ServiceAccount of the pod.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
     /// Namespace of the operator: it holds the network's Lease.

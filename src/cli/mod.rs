@@ -36,8 +36,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Allocates and publishes the addresses of LoadBalancers. Run two or more: one leads, the
-    /// others stand by.
+    /// Allocates and publishes the addresses of LoadBalancers. Run two replicas or more: one leads,
+    /// the others stand by.
     Controller(Box<ControllerArgs>),
     /// Makes, prints, renews and revokes a guest cluster's access to Harvester: the cloud config of
     /// its cloud provider and CSI driver.
@@ -54,7 +54,7 @@ enum Command {
     /// ServiceAccount's token into one of them.
     RancherSecret(rancher_secret::RancherSecretArgs),
     /// Prints a report for maintainers: versions, pools, LoadBalancers that wait, last decisions.
-    /// No secrets.
+    /// The report contains no secrets.
     Support(ConnectionOptions),
     /// Prints the CustomResourceDefinitions.
     Crds {
@@ -67,7 +67,8 @@ enum Command {
 /// Options to reach the API server, and the leader's Lease.
 #[derive(Clone, Debug, clap::Args)]
 struct ConnectionOptions {
-    /// Kubeconfig file. Default: KUBECONFIG, then the default file, then the pod's account.
+    /// Kubeconfig file. Default: the file that the variable KUBECONFIG names, else ~/.kube/config,
+    /// else the ServiceAccount of the pod.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
     /// Lease that only the leader holds, as namespace/name. The default is the Lease of the Go
@@ -97,8 +98,9 @@ struct ControllerArgs {
     /// Name of this replica in the Lease and in Events. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
-    /// Node of this replica. Messages about VMs that not every replica reaches contain the node's
-    /// name. A replica on the leader's own node does not count as a second opinion.
+    /// Name of the node on which this replica runs. If some replicas reach a VM and others do not,
+    /// messages contain this name. A replica on the leader's node does not count as a second
+    /// opinion.
     #[arg(long, env = "HGO_NODE")]
     node: Option<String>,
     /// Seconds, 3 to 60, after which another replica takes over the Lease of a leader that does not
@@ -111,9 +113,9 @@ struct ControllerArgs {
         value_parser = clap::value_parser!(u8).range(LEASE_SECONDS)
     )]
     lease_duration: u8,
-    /// Puts the operator's CRDs back after another form has replaced them, such as in an upgrade of
-    /// Harvester, at most once in ten minutes. Without this option the operator only reports the
-    /// other form, and works with it.
+    /// Puts the operator's form of the CRDs back after another form has replaced it, for example in
+    /// an upgrade of Harvester. The operator does this at most once in ten minutes. Without this
+    /// option, it only reports the other form, and works with it.
     #[arg(long, env = "HGO_REPAIR_CRDS")]
     repair_crds: bool,
     #[command(flatten)]

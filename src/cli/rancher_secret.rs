@@ -32,9 +32,9 @@ pub(super) struct RancherSecretArgs {
     /// URL of Rancher, as in its setting server-url.
     #[arg(long)]
     url: String,
-    /// SHA-256 of Rancher's certificate authority, in hexadecimal, as after --ca-checksum in a
-    /// registration command of Rancher's UI. Default: a public authority must have signed Rancher's
-    /// certificate.
+    /// Checksum of Rancher's certificate authority: the SHA-256, in hexadecimal. It is the value of
+    /// --ca-checksum in a registration command of Rancher's UI. Without this option, a public
+    /// authority must have signed Rancher's certificate.
     #[arg(long)]
     ca_checksum: Option<String>,
     /// Namespace of the Secret.

@@ -49,8 +49,8 @@ const CHECKED: Duration = Duration::from_secs(15);
 #[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct CloudConfigArgs {
-    /// Kubeconfig file of Harvester. Default: KUBECONFIG, then the default file, then the pod's
-    /// account.
+    /// Kubeconfig file of Harvester. Default: the file that the variable KUBECONFIG names, else
+    /// ~/.kube/config, else the ServiceAccount of the pod.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
     /// Name of the guest cluster, and of its ServiceAccount.
@@ -68,7 +68,8 @@ pub(super) struct CloudConfigArgs {
     /// File to write to instead of standard output. Only the file's owner may read it.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// URL at which the guest's nodes reach Harvester. Default: https://VIP:6443.
+    /// URL at which the guest's nodes reach Harvester. Default: https://VIP:6443, with the VIP from
+    /// the ConfigMap harvester-system/vip.
     #[arg(long)]
     server: Option<String>,
     /// File in PEM with the certificate authorities of the server in --server. Default: the
@@ -96,7 +97,7 @@ pub(super) struct CloudConfigArgs {
     /// Prints the changes without making them.
     #[arg(long)]
     dry_run: bool,
-    /// Prints the cloud config without a test. Needed if this machine cannot reach --server.
+    /// Prints the cloud config without testing it. Needed if this machine cannot reach --server.
     #[arg(long)]
     skip_check: bool,
 }

@@ -44,8 +44,9 @@ pub(super) struct PreviewArgs {
     namespace: String,
     #[command(flatten)]
     dhcp: NetworkArgs,
-    /// Namespaces, separated by commas, whose Secrets are read for credentials that expire.
-    /// Default: none. NAMESPACE/SECRET+SECRET: only these Secrets of this namespace.
+    /// Namespaces, separated by commas. The command looks in their Secrets for credentials that
+    /// expire. Default: none. With an entry of the form NAMESPACE/SECRET+SECRET, it reads only
+    /// these Secrets in this namespace.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
 }
