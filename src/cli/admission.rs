@@ -202,9 +202,11 @@ fn place(
             AdmissionEndpoint::Url(format!("https://{host}:{port}"))
         }
         (AdmissionMode::Url, None) => {
-            bail!("--admission url needs --admission-url https://HOST:PORT")
+            bail!("--admission url: --admission-url https://HOST:PORT must be given as well")
         }
-        (_, Some(_)) => bail!("--admission-url needs --admission url"),
+        (_, Some(url)) => {
+            bail!("--admission-url {url}: is only for --admission url: give both, or leave it out")
+        }
         (_, None) => AdmissionEndpoint::Service(namespace.clone(), SERVICE.to_owned()),
     };
     Ok((place, names))
@@ -230,7 +232,9 @@ async fn unregister(installation: &Installation) {
             Err(error) => tracing::warn!(
                 %error,
                 object = part.kind(),
-                "admission is off, but its webhook configuration could not be emptied"
+                "admission is off, but its webhook configuration cannot be emptied, so the API \
+                 server may refuse writes of LoadBalancers and IPPools: restart the operator, or \
+                 delete the configuration"
             ),
         }
     }

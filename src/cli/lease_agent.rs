@@ -163,7 +163,8 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         tokio::select! {
             _ = elector.run(&leadership), if leadership.is_current() => {}
             cleared = tokio::time::timeout(CLEARING, agent.clear()) => {
-                if let Err(error) = cleared.context("too slow").and_then(|cleared| cleared) {
+                let cleared = cleared.with_context(|| format!("not done within {CLEARING:?}"));
+                if let Err(error) = cleared.and_then(|cleared| cleared) {
                     tracing::warn!(error = format!("{error:#}"), "cannot remove the links of this agent");
                 }
             }

@@ -1,5 +1,6 @@
 //! Log options, and the first log line.
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -29,7 +30,10 @@ impl LogOptions {
         // The library kube_runtime gives each reconcile a span. The span takes time, and log lines
         // about a LoadBalancer contain its name even without the span. So the span is disabled. The
         // option's filter can still enable the library's own logs.
-        let filter: Targets = format!("kube_runtime=warn,{}", self.log).parse()?;
+        let filter = format!("kube_runtime=warn,{}", self.log);
+        let filter = filter.parse::<Targets>().with_context(|| {
+            format!("--log {:?}: must be a level such as info, or info,kube=debug", self.log)
+        })?;
         let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
         let all = tracing_subscriber::registry().with(filter);
         match self.log_format {
