@@ -135,7 +135,9 @@ fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::
     let unserved =
         refused.iter().any(|(r, why)| r.resource == resource && *why == ReadFailure::NotServed);
     if unserved {
-        anyhow::anyhow!("list {resource}: the cluster does not serve them: is it a Harvester?")
+        anyhow::anyhow!(
+            "cannot list {resource}: the cluster does not serve them. Is it a Harvester cluster?"
+        )
     } else {
         error.into()
     }

@@ -109,8 +109,9 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
         print(&unread::section(&unknown))?;
         if args.keep_addresses && forecast.changes() > 0 {
             bail!(
-                "{} addresses would change, so nothing was changed: decide, and run the command without \
-                 --keep-addresses",
+                "{} LoadBalancers would get another address or lose theirs, so nothing was \
+                 changed: see \"Addresses that change\" above. If these changes are right, run the \
+                 command without --keep-addresses",
                 forecast.changes()
             );
         }
@@ -147,9 +148,10 @@ async fn apply(
         let since = current.as_ref().map_or(began, |(_, since)| *since);
         if since.elapsed() > LONGEST {
             bail!(
-                "{}: not after {} s. What was done stays as it is; the same command goes on from here",
-                report::sentence(&step, &state),
-                LONGEST.as_secs()
+                "this step has not ended after {} s: {}. The steps before it are done. To go on \
+                 from here, run the same command again",
+                LONGEST.as_secs(),
+                report::sentence(&step, &state)
             );
         }
         match &step {

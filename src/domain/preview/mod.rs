@@ -144,7 +144,7 @@ pub fn load_balancer(
 /// Line of the plan about a LoadBalancer that is being deleted, and the write that removes the
 /// operator's finalizer. `None` as the write: the LoadBalancer does not have this finalizer.
 pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
-    let message = "is being deleted: its address is released, and it is gone".to_owned();
+    let message = forecast::LEAVING.to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
     let name = facts::name(lb);
     let line = LoadBalancerLine { name, has: has(lb), gets: String::new(), said };

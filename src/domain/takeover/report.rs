@@ -14,7 +14,7 @@ pub fn sentence(step: &TakeoverStep, state: &TakeoverState) -> String {
     let chart = || state.chart.as_ref().map_or("", |chart| &chart.name);
     match step {
         TakeoverStep::KeepCrd(name) => {
-            format!("annotate CRD {name}: Helm keeps it when its chart no longer has it")
+            format!("annotate CRD {name}, so that Helm keeps it when its chart no longer has it")
         }
         TakeoverStep::StopChart => {
             format!(
@@ -23,28 +23,29 @@ pub fn sentence(step: &TakeoverStep, state: &TakeoverState) -> String {
             )
         }
         TakeoverStep::RestoreChart => {
-            format!("set the values of {SUB_CHART} in ManagedChart {} to what they were", chart())
+            format!("put back the recorded values of {SUB_CHART} in ManagedChart {}", chart())
         }
         TakeoverStep::AwaitAdmission => {
-            "wait until the operator has registered its admission".to_owned()
+            "wait until the operator has registered its webhooks".to_owned()
         }
         TakeoverStep::OpenAdmission => {
-            "let writes pass that no webhook judges, until the Go webhook has registered".to_owned()
+            "let the API server accept writes without a webhook, until the Go webhook is registered"
+                .to_owned()
         }
         TakeoverStep::Stop(program) => {
             format!("stop {program}: Deployment {} to 0 replicas", state.name(*program))
         }
-        TakeoverStep::AwaitEnd(program) => format!("wait until {program} has ended"),
+        TakeoverStep::AwaitEnd(program) => format!("wait until all pods of {program} have ended"),
         TakeoverStep::Start(program, replicas) => {
             format!("start {program}: Deployment {} to {replicas} replicas", state.name(*program))
         }
-        TakeoverStep::AwaitReady(program) => format!("wait until {program} is ready"),
+        TakeoverStep::AwaitReady(program) => format!("wait until a pod of {program} is ready"),
         TakeoverStep::AwaitLease => "wait until the operator leads".to_owned(),
         TakeoverStep::AwaitLeaseFree => {
             "wait until the operator no longer holds the Lease".to_owned()
         }
         TakeoverStep::AdoptCrd(name) => {
-            format!("replace the form of CRD {name} by the operator's, and record it")
+            format!("replace the form of CRD {name} by the operator's, and record the former form")
         }
         TakeoverStep::RestoreCrd(name) => format!("put back the recorded form of CRD {name}"),
         TakeoverStep::RemoveFinalizers(objects) => {
@@ -75,7 +76,8 @@ pub fn situation(state: &TakeoverState) -> String {
     let _ = writeln!(text, "{:<18} {leader}", "leader:");
     let chart = state.chart.as_ref().map_or_else(
         || {
-            "none: what installs the Go controller must be kept from starting it again by hand"
+            "none: keep the tool that installed the Go controller, such as Argo CD, from \
+             starting it again"
                 .to_owned()
         },
         |chart| chart.name.clone(),
@@ -113,12 +115,12 @@ pub fn plan(direction: Direction, state: &TakeoverState) -> String {
 /// Describes the forecast: how many LoadBalancers keep, get or lease an address, and the findings.
 pub fn forecast(forecast: &Forecast) -> String {
     let mut text = format!(
-        "{} LoadBalancers keep their address, {} get their first one, {} lease theirs\n",
+        "{} LoadBalancers keep their address, {} get their first one, {} lease theirs by DHCP\n",
         forecast.keep, forecast.gain, forecast.leased
     );
     for (effect, title) in [
         (Effect::Changes, "Addresses that change"),
-        (Effect::Stays, "Left as it is: decide"),
+        (Effect::Stays, "Left as they are: decide what to do"),
         (Effect::Repairs, "Repaired by the operator"),
     ] {
         let of: Vec<&ForecastFinding> =

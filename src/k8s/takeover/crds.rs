@@ -31,7 +31,8 @@ impl TakeoverClient {
         let all = api::crds();
         let mut crds = Vec::new();
         for name in CRDS {
-            let crd = self.definition(name).await?;
+            let crd = self.definition(name).await;
+            let crd = crd.with_context(|| format!("cannot read CRD {name}, which Harvester has"))?;
             let has_status = crd.spec.versions.iter().any(|version| {
                 version.subresources.as_ref().is_some_and(|all| all.status.is_some())
             });
@@ -68,7 +69,10 @@ impl TakeoverClient {
     pub(super) async fn restore(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let patch = restored(&stored).with_context(|| {
-            format!("the annotation {ANNOTATION_FORM} of CRD {name} is unreadable: apply Harvester's CRD, and remove the annotation")
+            format!(
+                "cannot put back the former form of CRD {name}, because its annotation \
+                 {ANNOTATION_FORM} is unreadable: apply Harvester's CRD, and remove the annotation"
+            )
         })?;
         self.change(name, patch).await
     }

@@ -77,8 +77,8 @@ impl TakeoverClient {
             Err(CallError::Conflict(_) | CallError::NotFound(_)) => Ok(false),
             Err(error) => {
                 let kind = K::kind(&());
-                Err(error)
-                    .with_context(|| format!("remove the finalizers of {kind} {namespace}/{name}"))
+                let object = format!("{kind} {namespace}/{name}");
+                Err(error).with_context(|| format!("cannot remove the finalizers of {object}"))
             }
         }
     }

@@ -91,7 +91,7 @@ impl TakeoverClient {
         if found.len() > 1 {
             let names: Vec<String> = found.iter().map(|d| name(d.meta())).collect();
             bail!(
-                "the operator is installed more than once, as Deployments {}: remove one",
+                "the operator is installed more than once, as Deployments {}: keep only one",
                 names.join(", ")
             );
         }
@@ -232,7 +232,7 @@ impl TakeoverClient {
         let namespace = stored.namespace().unwrap_or_default();
         let api = Api::<Deployment>::namespaced(self.client.clone(), &namespace);
         let written = api.within(PATIENCE).call_patch(&stored.name_any(), &patch).await;
-        written.map(drop).with_context(|| format!("scale Deployment {}", seen.name))
+        written.map(drop).with_context(|| format!("cannot scale Deployment {}", seen.name))
     }
 }
 

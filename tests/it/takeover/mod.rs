@@ -62,7 +62,7 @@ async fn a_take_over_and_the_way_back_move_no_address() -> Result<()> {
     ensure!(ok && text.contains("not possible now: the operator is not installed"), "{text}");
     ensure!(text.contains("3 LoadBalancers keep their address"), "{text}");
     let (ok, text) = harvester.takeover(&["--apply"]).await?;
-    ensure!(!ok && text.contains("helm install it first"), "{text}");
+    ensure!(!ok && text.contains("install it first, with helm install"), "{text}");
     harvester.install().await?;
     let (ok, text) = harvester.takeover(&[]).await?;
     ensure!(ok && text.contains("nothing was changed: --apply carries the plan out"), "{text}");

@@ -163,11 +163,13 @@ async fn a_harvester_with_each_known_fault_keeps_its_addresses() -> Result<()> {
     let (ok, plan) = harvester.takeover(&[]).await?;
     ensure!(ok && plan.contains(&format!("{keep} LoadBalancers keep their address")), "{plan}");
     for found in [
-        "LoadBalancer default/w-0 publishes 10.1.100.0, which the ledger lacks: recorded",
+        "LoadBalancer default/w-0 publishes 10.1.100.0, which the ledger lacks: the operator \
+         records it",
         "LoadBalancer default/w-1: is being deleted",
         "LoadBalancer default/w-2: lacks the finalizer",
-        "LoadBalancer default/w-3: has 10.1.100.4, which is another's, and gets",
-        "is recorded for LoadBalancer default/gone-0, which does not have it: released",
+        "LoadBalancer default/w-3: has 10.1.100.4, which another LoadBalancer keeps, and gets",
+        "is recorded for LoadBalancer default/gone-0, which does not have it: the operator \
+         releases it",
     ] {
         ensure!(plan.contains(found), "{found}\n{plan}");
     }

@@ -15,6 +15,10 @@ use crate::pools::ranges;
 use crate::{Claim, LbFacts};
 use api::{LB_FINALIZER, LoadBalancer};
 
+/// Text about a LoadBalancer that is being deleted.
+pub const LEAVING: &str =
+    "is being deleted: the operator releases its address and removes its finalizer";
+
 /// Stored objects from which a forecast is made.
 #[derive(Clone, Debug, Default)]
 pub struct StoredObjects {
@@ -113,7 +117,8 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
             effect: Effect::Repairs,
             object: format!("IPPool {pool}"),
             text: format!(
-                "{ip} is recorded for LoadBalancer {}, which does not have it: released",
+                "{ip} is recorded for LoadBalancer {}, which does not have it: the operator \
+                 releases it",
                 owner.name
             ),
         });
@@ -137,17 +142,19 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
 /// LoadBalancer that loses the address has its own finding for this.
 fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     let text = match repair {
-        LedgerRepair::Restored(Claim { ip, .. }, owner) => {
-            format!("LoadBalancer {} publishes {ip}, which the ledger lacks: recorded", owner.name)
-        }
+        LedgerRepair::Restored(Claim { ip, .. }, owner) => format!(
+            "LoadBalancer {} publishes {ip}, which the ledger lacks: the operator records it",
+            owner.name
+        ),
         LedgerRepair::Corrected(Claim { ip, .. }, owner) => format!(
-            "LoadBalancer {} publishes {ip}, which the ledger has for another: corrected",
+            "LoadBalancer {} publishes {ip}, which the ledger has for another LoadBalancer: the \
+             operator corrects the ledger",
             owner.name
         ),
         LedgerRepair::Double(..) => return None,
-        LedgerRepair::Unreadable(key) => {
-            format!("status.allocated has the key {key:?}, which is no address: removed")
-        }
+        LedgerRepair::Unreadable(key) => format!(
+            "status.allocated has the key {key:?}, which is no address: the operator removes it"
+        ),
     };
     Some(ForecastFinding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
 }
@@ -161,7 +168,8 @@ fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
         effect: Effect::Stays,
         object: format!("IPPool {}", pool.name),
         text: format!(
-            "{fault}. It is read the other way round; a change of the pool must put it right"
+            "{fault}. The operator uses the range as if the two were exchanged. The next change of \
+             the pool must exchange them"
         ),
     })
 }
@@ -181,9 +189,10 @@ impl Forecast {
                 self.keep += 1;
                 (Effect::Stays, format!("keeps {has}{why}"))
             }
-            (Some(has), Some(gets)) => {
-                (Effect::Changes, format!("has {has}, which is another's, and gets {gets}{why}"))
-            }
+            (Some(has), Some(gets)) => (
+                Effect::Changes,
+                format!("has {has}, which another LoadBalancer keeps, and gets {gets}{why}"),
+            ),
             (Some(has), None) => (Effect::Changes, format!("loses {has}{why}")),
             (None, Some(gets)) => (Effect::Stays, format!("gets {gets}{why}")),
             (None, None) => (Effect::Stays, format!("has no address and gets none{why}")),
@@ -202,7 +211,10 @@ impl Forecast {
                 self.findings.push(ForecastFinding {
                     effect: Effect::Stays,
                     object: format!("IPPool {name}"),
-                    text: format!("gives out no address: {why}. The {holds} that it gave stay"),
+                    text: format!(
+                        "gives out no address: {why}. The {holds} addresses that it has given out \
+                         stay"
+                    ),
                 });
             }
         }
@@ -217,13 +229,13 @@ impl Forecast {
                 self.findings.push(ForecastFinding {
                     effect: Effect::Repairs,
                     object: object(),
-                    text: "is being deleted: its address is released, and it is gone".to_owned(),
+                    text: LEAVING.to_owned(),
                 });
             } else if !finalizers.iter().any(|finalizer| finalizer == LB_FINALIZER) {
                 self.findings.push(ForecastFinding {
                     effect: Effect::Repairs,
                     object: object(),
-                    text: format!("lacks the finalizer {LB_FINALIZER}: added"),
+                    text: format!("lacks the finalizer {LB_FINALIZER}: the operator adds it"),
                 });
             }
         }

@@ -118,21 +118,29 @@ fn what_the_operator_repairs_is_named() {
         &forecast,
         Effect::Repairs,
         pool,
-        "10.1.0.5 is recorded for LoadBalancer default/gone, which does not have it: released",
+        "10.1.0.5 is recorded for LoadBalancer default/gone, which does not have it: the \
+         operator releases it",
     );
     finds(
         &forecast,
         Effect::Repairs,
         pool,
-        "LoadBalancer default/a publishes 10.1.0.6, which the ledger has for another: corrected",
+        "LoadBalancer default/a publishes 10.1.0.6, which the ledger has for another LoadBalancer: \
+         the operator corrects the ledger",
     );
     finds(
         &forecast,
         Effect::Repairs,
         pool,
-        "LoadBalancer default/b publishes 10.1.0.7, which the ledger lacks: recorded",
+        "LoadBalancer default/b publishes 10.1.0.7, which the ledger lacks: the operator records \
+         it",
     );
-    finds(&forecast, Effect::Repairs, pool, "has the key \"ten\", which is no address: removed");
+    finds(
+        &forecast,
+        Effect::Repairs,
+        pool,
+        "has the key \"ten\", which is no address: the operator removes it",
+    );
     finds(&forecast, Effect::Repairs, "LoadBalancer default/bare", "lacks the finalizer");
     finds(&forecast, Effect::Repairs, "LoadBalancer default/half", "is being deleted");
 }
@@ -150,7 +158,7 @@ fn a_double_is_named_with_the_address_that_the_loser_gets() {
         &forecast,
         Effect::Changes,
         "LoadBalancer default/b",
-        "has 10.1.0.5, which is another's, and gets 10.1.0.2",
+        "has 10.1.0.5, which another LoadBalancer keeps, and gets 10.1.0.2",
     );
 }
 

@@ -272,8 +272,10 @@ impl Direction {
 }
 
 fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, String> {
+    let missing = "the operator is not installed: install it first, with helm install. It then \
+                   stands by while the Go controller leads";
     if state.operator.is_none() {
-        return Err("the operator is not installed: helm install it first. It stands by while the Go controller leads".to_owned());
+        return Err(missing.to_owned());
     }
     // Harvester's Go controller is stopped only if a replica of the operator can take over its
     // work. After a return to the Go controller, no replica runs, so the operator is started first.
@@ -313,8 +315,9 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     let has = |way: WayBack| state.crds.iter().find(|crd| crd.way_back == way);
     if let Some(crd) = has(WayBack::Closed) {
         return Err(format!(
-            "CRD {} is the operator's, with the status subresource: the Go controller's writes of a status would be dropped, and one \
-             address given twice. Apply Harvester's CRD first",
+            "CRD {} is the operator's, and Harvester's form is not recorded. With the operator's \
+             form, the API server would drop the status that the Go controller writes, and one \
+             address could be given twice. Apply Harvester's CRD first",
             crd.name
         ));
     }
