@@ -126,7 +126,7 @@ fn pools(plan: &mut Preview, reading: &ReadResult, forecast: &Forecast, now: &st
     plan.pools.sort_by(|a, b| a.name.cmp(&b.name));
     if !reading.imported.is_empty() {
         let name = format!("{}/{}", kube_vip_import::NAMESPACE, kube_vip_import::NAME);
-        let what = "metadata.annotations: that it was imported, and what was not";
+        let what = "metadata.annotations: report of the import, with what cannot be imported";
         plan.changes.push(PlannedWrite::new("ConfigMap", &name, what));
     }
 }
@@ -165,7 +165,9 @@ async fn load_balancer(
     plan.changes.extend(change);
     plan.changes.extend(changes);
     if unchecked {
-        plan.unknown.push(format!("health of the VMs of LoadBalancer {name}: checks are not run"));
+        plan.unknown.push(format!(
+            "health of the VMs of LoadBalancer {name}: this command runs no health checks"
+        ));
     }
     line
 }

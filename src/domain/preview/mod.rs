@@ -156,7 +156,7 @@ pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
 /// Line of the plan about a LoadBalancer whose address cannot be planned, because facts could not
 /// be read. The line shows the present address as the planned one.
 pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
-    let message = "not known: see below".to_owned();
+    let message = "not known: see \"Not known\" below".to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
     LoadBalancerLine { name: facts::name(lb), has: has(lb), gets: has(lb), said }
 }

@@ -22,13 +22,13 @@ pub fn text(plan: &Preview, now: Seconds) -> String {
         Some(Leader::None) => "none: the operator would lead at once".to_owned(),
         Some(Leader::Operator(holder)) => format!("the operator ({holder})"),
         Some(Leader::Other(holder)) => {
-            format!("another controller ({holder}): beside it the operator stands by")
+            format!("another controller ({holder}): while it leads, the operator stands by")
         }
     };
     let admission = match plan.admission {
         None => "not known",
         Some(WebhookContent::Other) => {
-            "not the operator's: it registers its own when it is installed"
+            "not the operator's: the operator registers its webhooks when it is installed"
         }
         Some(WebhookContent::Operator | WebhookContent::OperatorOpen) => "the operator's",
     };
@@ -67,8 +67,9 @@ pub fn summary(plan: &Preview) -> String {
     let count = |what: &str| counts.get(what).copied().unwrap_or(0);
     let is_idle = |line: &&PoolLine| line.said.ready != Some(ConditionStatus::True);
     let mut text = format!(
-        "{} LoadBalancers: {} keep their address, {} get their first one, {} get another one, {} lose it, {} have none; \
-         {} of {} IPPools would not be ready; {} objects would be written; {} of {} credentials end soon",
+        "{} LoadBalancers: {} keep their address, {} get their first one, {} get another one, \
+         {} lose theirs, {} have none; {} of {} IPPools would not be ready; {} objects would be \
+         written; {} of {} credentials end soon",
         plan.load_balancers.len(),
         count("kept"),
         count("first"),
@@ -82,7 +83,7 @@ pub fn summary(plan: &Preview) -> String {
         plan.credentials.len(),
     );
     if !plan.unknown.is_empty() {
-        let _ = write!(text, "; {} not known", plan.unknown.len());
+        let _ = write!(text, "; {} facts are not known", plan.unknown.len());
     }
     text
 }
@@ -111,11 +112,17 @@ fn ends(credential: &EndingCredential, now: Seconds) -> String {
     let when = match (end - now) / DAY {
         _ if *end <= now => "ended".to_owned(),
         0 => "ends within a day".to_owned(),
+        1 => "ends in 1 day".to_owned(),
         days => format!("ends in {days} days"),
     };
-    let renewed = renewed_by.as_ref().map(|by| format!(", renewed by TokenRotation {by}"));
-    let soon = if *is_soon { ": soon, and not replaced" } else { "" };
-    format!("{}  {place}: {when}{}{soon}", rfc3339(*end), renewed.unwrap_or_default())
+    let soon = if *end <= now { "" } else { "soon, and " };
+    let replaced = match renewed_by {
+        Some(by) if *is_soon => format!(": {soon}TokenRotation {by} has not replaced it yet"),
+        Some(by) => format!(", TokenRotation {by} replaces it before"),
+        None if *is_soon => format!(": {soon}nothing replaces it"),
+        None => String::new(),
+    };
+    format!("{}  {place}: {when}{replaced}", rfc3339(*end))
 }
 
 /// Appends a table with a title to `text`. Each column is as wide as its widest cell. The last

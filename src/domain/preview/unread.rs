@@ -48,18 +48,20 @@ pub enum ReadFailure {
 /// does not depend on this kind.
 fn facts(resource: &str) -> Option<&'static str> {
     Some(match resource {
-        "namespaces" => "the Rancher project of each namespace, and who leases by DHCP",
+        "namespaces" => "the Rancher project of each namespace, and the identities of DHCP clients",
         "nodes" => "addresses of nodes, which no pool gives out, and regions and zones of VMs",
         "services" => {
             "addresses of Services, which no pool gives out, and the Services of load balancers"
         }
         "servicecidrs" => "networks of Services, which no pool gives out",
         "configmaps" => "Harvester's management address, and the addresses in kube-vip's ConfigMap",
-        "network-attachment-definitions" => "bridges and VLANs: any two networks count as one",
+        "network-attachment-definitions" => {
+            "bridges and VLANs of networks (all networks count as one segment)"
+        }
         "hostnetworkconfigs" => "links of nodes for VLANs",
         "virtualmachineinstances" => "VMs behind load balancers",
         "virtualmachines" => {
-            "guest clusters that are being removed: their LoadBalancers get no address"
+            "guest clusters that are being removed (their LoadBalancers get no address)"
         }
         "pods" => "addresses of VMs on the pod network, and whether they are ready",
         "endpointslices" => "EndpointSlices of load balancers",
@@ -68,7 +70,7 @@ fn facts(resource: &str) -> Option<&'static str> {
         "ippools" => "conflicts of leased addresses with pools",
         "tokenrotations" => "credentials that a TokenRotation renews or watches",
         "secrets" => "ends of the credentials in Secrets",
-        "validatingwebhookconfigurations" => "where admission is",
+        "validatingwebhookconfigurations" => "the webhooks that check LoadBalancers and IPPools",
         _ => return None,
     })
 }
