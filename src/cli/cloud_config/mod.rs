@@ -111,7 +111,7 @@ pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
     if let Some(namespace) = &request.namespace {
         ensure!(
             hand.api.has_namespace(namespace).await?,
-            "--namespace {namespace:?}: there is no such namespace: it must be that of the guest's VMs"
+            "--namespace {namespace:?}: does not exist: give the namespace of the guest's VMs"
         );
     }
     match &request.work {
@@ -144,7 +144,7 @@ impl CredentialCommands {
         match self.api.machines(namespace).await {
             Ok(machines) => survey.machines = Some(machines),
             Err(error) => {
-                report_progress(&format!("cannot determine which guests exist: {error:#}"))?;
+                report_progress(&format!("cannot list VMs to see which guests exist: {error:#}"))?;
             }
         }
         let mut credentials = survey.credentials(namespace);
@@ -196,7 +196,7 @@ impl CredentialCommands {
                 match &make.out {
                     Some(path) => {
                         file::write(path, &text)
-                            .with_context(|| format!("--out {}", path.display()))?;
+                            .with_context(|| format!("--out {}: cannot write", path.display()))?;
                         report_progress(&format!("wrote {}", path.display()))?;
                     }
                     None => print(&text)?,
@@ -229,7 +229,7 @@ impl CredentialCommands {
             self.create(step).await?;
             found = self.api.found(guest, names).await?;
         }
-        bail!("other processes keep changing the same objects: try again later")
+        Err(always_changed(guest))
     }
 
     async fn create(&self, step: &CreationStep) -> anyhow::Result<()> {
@@ -238,7 +238,7 @@ impl CredentialCommands {
             // Another process created the object first. The next round reads that object.
             Err(CallError::Conflict(_)) => Ok(()),
             Err(error) => Err(error).with_context(|| {
-                format!("create {}; run the command again to continue", step.object)
+                format!("cannot create {}: run the command again to continue", step.object)
             }),
         }
     }
@@ -256,7 +256,8 @@ impl CredentialCommands {
         };
         tokio::time::timeout(FILLED, filled).await.with_context(|| {
             format!(
-                "Secret {namespace}/{token} has no token after {FILLED:?}: is kube-controller-manager running?"
+                "Secret {namespace}/{token} has no token after {FILLED:?}: see whether \
+                 kube-controller-manager runs, then run the command again"
             )
         })?
     }
@@ -290,7 +291,7 @@ impl CredentialCommands {
             ensure!(revocation.left.is_empty(), "not removed: {}", revocation.left.join("\n"));
             return Ok(());
         }
-        bail!("other processes keep changing the same objects: run the command again")
+        Err(always_changed(guest))
     }
 
     /// Removes an object. Returns `true` if the object was not removed, because another process had
@@ -306,7 +307,7 @@ impl CredentialCommands {
             Err(CallError::NotFound(_)) => Ok(false),
             Err(CallError::Conflict(_)) => Ok(true),
             Err(error) => Err(error).with_context(|| {
-                format!("delete {}; run the command again to continue", removal.object)
+                format!("cannot delete {}: run the command again to continue", removal.object)
             }),
         }
     }
@@ -317,8 +318,8 @@ impl CredentialCommands {
         guest: Option<&GuestCluster>,
     ) -> anyhow::Result<()> {
         let credentials = self.credentials(request).await?;
-        if let (Some(guest), []) = (guest, &credentials[..]) {
-            report_progress(&format!("{}/{} has no credential", guest.namespace, guest.cluster))?;
+        if let (Some(GuestCluster { namespace, cluster }), []) = (guest, &credentials[..]) {
+            report_progress(&format!("guest cluster {namespace}/{cluster} has no credential"))?;
         }
         let now = Utc::now().timestamp();
         let mut left = Vec::new();
@@ -327,7 +328,8 @@ impl CredentialCommands {
             match credential.reason_to_keep(now, request.unused_days) {
                 Some(why) if guest.is_some() => {
                     bail!(
-                        "--revoke gone: {namespace}/{cluster} is not gone: {why}; --revoke all revokes it anyway"
+                        "--revoke gone: guest cluster {namespace}/{cluster} is not gone: {why}. To \
+                         revoke its credential anyway, give --revoke all"
                     )
                 }
                 Some(_) => {}
@@ -363,8 +365,11 @@ impl CredentialCommands {
             else {
                 return Ok(());
             };
+            let what = match &copies {
+                Some(from) => format!("a copy of Secret {from}"),
+                None => "no token".to_owned(),
+            };
             if self.dry_run {
-                let what = copies.as_deref().unwrap_or("nothing");
                 return print(&format!("would put {what} into {object}\n"));
             }
             if let Some(old) = old
@@ -379,16 +384,15 @@ impl CredentialCommands {
             };
             match created {
                 Ok(()) => {
-                    let what = copies.as_deref().unwrap_or("no token");
                     return report_progress(&format!(
-                        "{object} now holds {what} for clients that read this name"
+                        "{object} now holds {what}, for clients that read this name"
                     ));
                 }
                 Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
-                Err(error) => return Err(error).with_context(|| format!("create {object}")),
+                Err(error) => return Err(error).with_context(|| format!("cannot create {object}")),
             }
         }
-        bail!("other processes keep changing Secret {}/{}", guest.namespace, guest.token())
+        Err(always_changed(guest))
     }
 }
 
@@ -407,11 +411,21 @@ async fn try_out(
     };
     tried.await.map_err(|why| {
         refused(format!(
-            "--server {server}: the cloud config does not work there: {why}. Nothing was printed. Where the \
-             guest's nodes reach that server and this machine does not, give --skip-check"
+            "--server {server}: the test of the cloud config has failed, so nothing was printed: \
+             {why}. If the guest's nodes reach this server and this machine does not, give \
+             --skip-check"
         ))
         .into()
     })
+}
+
+/// Error after [`ROUNDS`] rounds, each of which found that another process had changed an object.
+fn always_changed(guest: &GuestCluster) -> anyhow::Error {
+    let GuestCluster { namespace, cluster } = guest;
+    anyhow::anyhow!(
+        "other processes keep changing the objects of guest cluster {namespace}/{cluster}: run the \
+         command again later"
+    )
 }
 
 fn refused(why: String) -> RefusalReasons {
@@ -424,9 +438,10 @@ fn would(steps: &[CreationStep]) -> anyhow::Result<()> {
 
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("write to standard output")
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.context("cannot write to standard output")
 }
 
 fn report_progress(text: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stderr(), "{text}").context("write to standard error")
+    writeln!(std::io::stderr(), "{text}").context("cannot write to standard error")
 }

@@ -58,16 +58,17 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest>
             faults.push(why.to_owned());
         }
     };
-    refuse(args.list && args.rotate, "--list: changes nothing, so it does not go with --rotate");
-    refuse(args.list && what.is_some(), "--list: changes nothing, so it does not go with --revoke");
-    refuse(args.list && args.dry_run, "--dry-run: --list changes nothing anyway");
+    refuse(args.list && args.rotate, "--list: changes nothing: leave out --list or --rotate");
+    refuse(args.list && what.is_some(), "--list: changes nothing: leave out --list or --revoke");
+    refuse(args.list && args.dry_run, "--dry-run: --list changes nothing: leave out --dry-run");
     refuse(
         args.all_namespaces && !many,
-        "--all-namespaces: goes with --list and --revoke gone; a cloud config is of one --namespace",
+        "--all-namespaces: is only for --list and --revoke gone: give one --namespace instead",
     );
     refuse(
         args.rotate && matches!(what, Some(RevokeScope::All | RevokeScope::Gone)),
-        "--rotate: --revoke all and --revoke gone delete the account, and a new token with it; use --revoke old",
+        "--rotate: --revoke all and --revoke gone delete the account, and the new token with it: \
+         give --revoke old instead",
     );
     refuse(
         what == Some(RevokeScope::Token(String::new())),
@@ -75,12 +76,12 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest>
     );
     refuse(
         args.skip_check && !makes,
-        "--skip-check: no cloud config is printed that would be tested",
+        "--skip-check: no cloud config is printed, so there is no test: leave out --skip-check",
     );
-    refuse(args.out.is_some() && !makes, "--out: no cloud config is printed that would be written");
+    refuse(args.out.is_some() && !makes, "--out: no cloud config is printed: leave out --out");
     refuse(
         args.out.is_some() && args.dry_run,
-        "--out: --dry-run prints no token and writes no file",
+        "--out: --dry-run writes no file: leave out --out or --dry-run",
     );
     let server = args.server.as_deref().map(output::server);
     if let Some(Err(why)) = &server {
@@ -130,16 +131,17 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest>
 /// Parses the guest. `None`: the options name no guest, or are faulty. `many`: whether the request
 /// may be for several guests. `faults`: list to which faults of the options are added.
 fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option<GuestCluster> {
+    let both = "--all-namespaces: --namespace is given as well: leave out one of the two";
     match (&args.namespace, args.all_namespaces) {
-        (Some(_), true) => faults.push("--all-namespaces: --namespace is given as well".to_owned()),
+        (Some(_), true) => faults.push(both.to_owned()),
         (None, false) => {
-            let or = if many { ", or --all-namespaces" } else { "" };
-            faults.push(format!("--namespace: must be given: that of the guest's VMs{or}"));
+            let or = if many { ", or give --all-namespaces" } else { "" };
+            faults.push(format!("--namespace: must be given: namespace of the guest's VMs{or}"));
         }
         _ => {}
     }
     if args.cluster.is_none() && !many {
-        faults.push("--cluster: must be given: the guest cluster's name".to_owned());
+        faults.push("--cluster: must be given: the name of the guest cluster".to_owned());
     }
     match (&args.cluster, &args.namespace) {
         (Some(cluster), namespace) => {
@@ -166,11 +168,11 @@ fn authority(path: &std::path::Path) -> anyhow::Result<Vec<u8>> {
         let block = block.with_context(|| format!("{} is not PEM", path.display()))?;
         anyhow::ensure!(
             block.label == "CERTIFICATE",
-            "{} holds a {}: it must hold certificates alone",
+            "{} holds a {}: it must hold only certificates",
             path.display(),
             block.label
         );
-        block.parse_x509().with_context(|| format!("{} holds no certificate", path.display()))?;
+        block.parse_x509().with_context(|| format!("{}: invalid certificate", path.display()))?;
         certificates += 1;
     }
     anyhow::ensure!(certificates > 0, "{} holds no certificate in PEM", path.display());

@@ -80,7 +80,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     }
     plan.unknown.extend(unread::sentences(&refusals.all(), &late));
     let text = report::text(&plan, now.timestamp());
-    write!(std::io::stdout(), "{text}").context("write to standard output")
+    write!(std::io::stdout(), "{text}").context("cannot write to standard output")
 }
 
 /// Builds the plan: the addresses that LoadBalancers would have, and the writes that the operator

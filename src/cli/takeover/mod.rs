@@ -233,5 +233,5 @@ fn place(text: &str) -> Result<Place, String> {
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
-    write!(std::io::stdout(), "{text}").context("write to standard output")
+    write!(std::io::stdout(), "{text}").context("cannot write to standard output")
 }
