@@ -185,7 +185,7 @@ pub fn table(credentials: &[GuestCredential], now: i64, unused_days: i64) -> Str
         if credential.found.account.is_none() {
             general.push("left over: its ServiceAccount is gone".to_owned());
         }
-        let replaced = |name| format!("TokenRotation {name} makes other tokens");
+        let replaced = |name| format!("TokenRotation {name} makes other tokens of the account");
         general.extend(credential.rotation.as_ref().map(replaced));
         let current = credential.found.valid(&credential.guest).last().map(|t| t.name.clone());
         let mut own = credential.found.own(&credential.guest);

@@ -45,6 +45,8 @@ pub const LABEL_INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since"
 /// Type of a token Secret.
 pub const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
 
+/// Remedy if a foreign object has the name of one of the guest's objects.
+const OTHER: &str = "Give another --cluster, or delete the object if it is not needed";
 const RBAC: &str = "rbac.authorization.k8s.io";
 /// Maximum length of a name that Harvester builds from parts, in bytes.
 const LONGEST: usize = 63;
@@ -68,12 +70,13 @@ impl GuestCluster {
     pub fn new(cluster: &str, namespace: &str) -> Result<Self, RefusalReasons> {
         let mut faults: Vec<String> = namespace_fault(namespace).into_iter().collect();
         if !is_object_name(cluster) {
-            let rule = "must be lower-case letters, digits, '-' and '.', as the name of a ServiceAccount is";
+            let rule = "must be the name of a ServiceAccount: lower-case letters, digits, '-', '.'";
             faults.push(format!("--cluster {cluster:?}: {rule}"));
         } else if cluster == "default" {
             faults.push(
-                "--cluster \"default\": the ServiceAccount of that name is the one of every pod in the \
-                 namespace, so all of them would have the guest's rights; give the cluster's own name"
+                "--cluster \"default\": every pod in the namespace uses the ServiceAccount of that \
+                 name by default, and would get the guest's rights: give the guest cluster's own \
+                 name"
                     .to_owned(),
             );
         }
@@ -106,7 +109,10 @@ impl GuestCluster {
 /// Error text about an invalid name of a namespace. `None`: the name is valid.
 pub fn namespace_fault(namespace: &str) -> Option<String> {
     (!is_label(namespace) || namespace.len() > LONGEST).then(|| {
-        format!("--namespace {namespace:?}: must be the name of a namespace: lower-case letters, digits and '-'")
+        format!(
+            "--namespace {namespace:?}: must be the name of a namespace: lower-case letters, \
+             digits and '-'"
+        )
     })
 }
 
@@ -350,9 +356,9 @@ pub fn plan(
             object: account,
         }),
         Some(known) if !is_guests(guest, known, found) => faults.push(format!(
-            "{account} exists, and nothing shows that it is a guest cluster's: its token could open \
-             more than a guest needs. Give another --cluster, or, if it is the guest's, annotate it \
-             with {ANNOTATION_GUEST}={}",
+            "{account} exists, but is not known to be a guest cluster's: its token could give more \
+             rights than a guest needs. Give another --cluster. If the account is the guest's, \
+             annotate it with {ANNOTATION_GUEST}={}",
             guest.cluster
         )),
         Some(_) => {}
@@ -365,14 +371,16 @@ pub fn plan(
     };
     match found.tokens.iter().find(|there| there.name == token) {
         None if found.taken.contains_key(token) => {
-            faults.push(format!("{secret} is there and holds no ServiceAccount's token: it is not ours"));
+            faults.push(format!("{secret} is no token Secret: it is not ours. {OTHER}"));
         }
         None => steps.push(CreationStep { body: token_body(guest, found), object: secret }),
         Some(there) if there.account.0 != guest.cluster => {
-            faults.push(format!("{secret} is the token of ServiceAccount {:?}: it is not ours", there.account.0));
+            let other = &there.account.0;
+            faults.push(format!("{secret} is the token of ServiceAccount {other:?}. {OTHER}"));
         }
         Some(_) if found.own(guest).iter().all(|own| own.name != token) => faults.push(format!(
-            "{secret} belongs to an earlier ServiceAccount {:?}: Kubernetes deletes it, try again in a moment",
+            "{secret} belongs to an earlier ServiceAccount {:?}. Kubernetes will delete it: run \
+             the command again in a moment",
             guest.cluster
         )),
         Some(_) => {}
@@ -416,14 +424,15 @@ pub fn too_much(guest: &GuestCluster, found: &ExistingObjects) -> Vec<String> {
             None
         } else if binding.gives(CLOUD_PROVIDER) {
             Some(format!(
-                "{object} gives the guest access to the LoadBalancers, VMs and volumes of all namespaces; the \
-                 RoleBinding is enough: delete it"
+                "{object} gives the guest access to the LoadBalancers, VMs and volumes of all \
+                 namespaces: delete this ClusterRoleBinding, the guest's RoleBinding is enough"
             ))
         } else if binding.gives(CSI_DRIVER) {
             Some(format!(
-                "{object} gives the guest access to the network file systems, snapshots and backups of all \
-                 namespaces, and change any VM from Harvester 1.8 on: delete it, then make the cloud config \
-                 with --csi narrow; tokens stay as they are"
+                "{object} gives the guest access to the network file systems, snapshots and \
+                 backups of all namespaces, and from Harvester 1.8 on the right to change every \
+                 VM: delete this ClusterRoleBinding, then run the command with --csi narrow. \
+                 Tokens stay valid"
             ))
         } else {
             None

@@ -5,8 +5,8 @@
 use super::list::GuestCredential;
 use super::roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
 use super::{
-    BindingSubject, ExistingObjects, GuestCluster, KindAndName, ObjectKind, RefusalReasons,
-    StoredBinding, is_guests,
+    ANNOTATION_GUEST, BindingSubject, ExistingObjects, GuestCluster, KindAndName, ObjectKind,
+    RefusalReasons, StoredBinding, is_guests,
 };
 
 /// Value of `--revoke`.
@@ -96,8 +96,9 @@ fn old(
         && newest.last_used.is_none()
     {
         return Err(RefusalReasons(vec![format!(
-            "--revoke old: {} was not used yet, and {} was used on {}: the guest would be cut off. Give \
-             the guest its new cloud config first, or name the Secret: --revoke {}",
+            "--revoke old: the newest token, in Secret {}, was never used, and the one in Secret \
+             {} was used on {}: the guest would lose its access. Give the guest its new cloud \
+             config first. To revoke the token in use anyway, give --revoke {}",
             newest.name,
             used.name,
             used.last_used.as_deref().unwrap_or_default(),
@@ -118,7 +119,8 @@ fn one(
         let mut names: Vec<_> = own.iter().map(|token| token.name.as_str()).collect();
         names.sort_unstable();
         return Err(RefusalReasons(vec![format!(
-            "--revoke {name:?}: must be old, all, gone, or a token Secret of {}/{}, which are: {}",
+            "--revoke {name:?}: must be old, all, gone, or a token Secret of guest cluster {}/{}. \
+             Its token Secrets are: {}",
             guest.namespace,
             guest.cluster,
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
@@ -134,8 +136,9 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
         && !is_guests(guest, account, found)
     {
         return Err(RefusalReasons(vec![format!(
-            "ServiceAccount {}/{} exists, and nothing shows that it is a guest cluster's: it is not changed",
-            guest.namespace, guest.cluster
+            "ServiceAccount {}/{} is not known to be a guest cluster's, so nothing was deleted. If \
+             it is the guest's, annotate it with {ANNOTATION_GUEST}={}",
+            guest.namespace, guest.cluster, guest.cluster
         )]));
     }
     revocation.removals.extend(found.own(guest).into_iter().map(|token| removal(guest, token)));
@@ -176,8 +179,10 @@ fn remove_subject(
             let (uid, version) = (binding.uid.clone(), binding.version.clone());
             revocation.removals.push(ObjectRemoval { object, uid, version });
         } else {
-            let why = "has other subjects too: remove the guest from it by hand";
-            revocation.left.push(format!("{object} {why}"));
+            revocation.left.push(format!(
+                "{object} has other subjects too: remove ServiceAccount {}/{} from it by hand",
+                subject.namespace, subject.name
+            ));
         }
     }
 }
@@ -189,6 +194,7 @@ impl GuestCredential {
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}
+            Some(1) => return Some("it has 1 VM".to_owned()),
             Some(machines) => return Some(format!("it has {machines} VMs")),
             None => return Some("its VMs cannot be listed".to_owned()),
         }

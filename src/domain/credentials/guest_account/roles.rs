@@ -8,8 +8,8 @@
 use serde_json::{Value, json};
 
 use super::{
-    BindingSubject, CreationStep, ExistingObjects, GuestCluster, KindAndName, ObjectKind, RBAC,
-    StoredBinding, owner,
+    BindingSubject, CreationStep, ExistingObjects, GuestCluster, KindAndName, OTHER, ObjectKind,
+    RBAC, StoredBinding, owner,
 };
 
 /// Harvester's ClusterRole for cloud providers.
@@ -98,7 +98,8 @@ pub(super) fn plan(
         match found.roles.get(role) {
             None => steps.push(CreationStep { object, body: json!({"rules": rules}) }),
             Some(there) if *there != rules => faults.push(format!(
-                "--csi narrow: {object} is there with other rules: it is not ours. Delete it, or take --csi harvester"
+                "--csi narrow: {object} exists with other rules: it is not ours. Delete it, or \
+                 give --csi harvester"
             )),
             Some(_) => {}
         }
@@ -115,12 +116,12 @@ pub(super) fn plan(
 fn missing(role: &str) -> String {
     match role {
         CSI_DRIVER => format!(
-            "--csi: ClusterRole {role} is not there: Harvester makes it. Without a CSI driver in the guest \
-             take --csi none"
+            "--csi: ClusterRole {role} does not exist. Harvester should have made it. If the guest \
+             needs no CSI driver, give --csi none"
         ),
         _ => format!(
-            "ClusterRole {role} is not there: Harvester makes it, and so does this operator's chart with \
-             rbac.guestRole=true"
+            "ClusterRole {role} does not exist. Harvester should have made it. This operator's \
+             chart makes it with rbac.guestRole=true"
         ),
     }
 }
@@ -200,7 +201,8 @@ fn fault(guest: &GuestCluster, wanted: &WantedBinding, there: &StoredBinding) ->
     let object = there.object();
     if !there.is_only(&guest.subject()) {
         return Some(format!(
-            "{object} is there and is not this guest's alone: it names {}. Give another --cluster{}",
+            "{object} exists, but is not for this guest alone: it names {}. Give another \
+             --cluster{}",
             names(there),
             if wanted.namespace.is_none() { ", or --csi none" } else { "" }
         ));
@@ -211,11 +213,12 @@ fn fault(guest: &GuestCluster, wanted: &WantedBinding, there: &StoredBinding) ->
     let (kind, name) = &there.role;
     Some(if there.gives(CSI_CLUSTER) {
         format!(
-            "{object} was made with --csi narrow: leave --csi out, or --revoke all and begin anew"
+            "{object} was made with --csi narrow: leave out --csi. To change the rights, give \
+             --revoke all, then make the cloud config again"
         )
     } else {
         format!(
-            "{object} is there and gives {kind} {name} instead of {}: it is not ours",
+            "{object} exists, but gives {kind} {name} instead of {}: it is not ours. {OTHER}",
             wanted.role
         )
     })

@@ -188,7 +188,8 @@ fn quoted(text: &str) -> String {
 pub fn server(url: &str) -> Result<String, String> {
     let refuse = |why: &str| {
         Err(format!(
-            "--server {url:?}: {why}: write https://HOST:PORT, as the guest's nodes reach Harvester"
+            "--server {url:?}: {why}: give https://HOST:PORT, at which the guest's nodes reach \
+             Harvester"
         ))
     };
     let Some(rest) = url.strip_prefix("https://") else {
@@ -196,13 +197,13 @@ pub fn server(url: &str) -> Result<String, String> {
     };
     let (host, _) = rest.split_once('/').unwrap_or((rest, ""));
     if url.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        return refuse("has white space in it");
+        return refuse("contains white space");
     }
     if rest.contains(['?', '#']) {
         return refuse("has a query or a fragment");
     }
     if host.contains('@') {
-        return refuse("has a user in it, but the guest authenticates by its token");
+        return refuse("contains a user, but the guest authenticates by its token");
     }
     let (name, port) = match host.strip_prefix('[').map(|rest| rest.split_once(']')) {
         Some(Some((inner, after))) => {
@@ -220,7 +221,7 @@ pub fn server(url: &str) -> Result<String, String> {
     let port_is_good = port.is_empty()
         || port.strip_prefix(':').and_then(|p| p.parse::<u16>().ok()).is_some_and(|port| port > 0);
     if !port_is_good {
-        return refuse("has no port after its host");
+        return refuse("has no valid port after its host");
     }
     Ok(url.trim_end_matches('/').to_owned())
 }
@@ -229,7 +230,7 @@ pub fn server(url: &str) -> Result<String, String> {
 /// [`VIP`]. `None`: the ConfigMap does not exist. The error says why there is no such URL.
 pub fn default_server(vip: Option<&str>) -> Result<String, String> {
     let (namespace, name, key) = VIP;
-    let give = "give --server https://HOST:PORT, as the guest's nodes reach Harvester";
+    let give = "give --server https://HOST:PORT, at which the guest's nodes reach Harvester";
     match vip.map(|text| text.trim().parse::<IpAddr>()) {
         Some(Ok(IpAddr::V4(ip))) if !ip.is_unspecified() && !ip.is_loopback() => {
             Ok(format!("https://{ip}:{PORT}"))
@@ -238,11 +239,12 @@ pub fn default_server(vip: Option<&str>) -> Result<String, String> {
             Ok(format!("https://[{ip}]:{PORT}"))
         }
         Some(_) => Err(format!(
-            "--server is not given, and ConfigMap {namespace}/{name} holds no address under {key:?}: {give}"
+            "--server is not given, and ConfigMap {namespace}/{name} holds no address under \
+             {key:?}: {give}"
         )),
         None => Err(format!(
-            "--server is not given, and ConfigMap {namespace}/{name}, where Harvester notes its address, is not \
-             there: {give}"
+            "--server is not given, and ConfigMap {namespace}/{name}, where Harvester notes its \
+             address, does not exist: {give}"
         )),
     }
 }
