@@ -21,8 +21,9 @@ use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::rancher::{IssuedTokens, RancherError, RancherIssuer, shown};
 
-const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it must be one that has not ended, is enabled and \
-                            is not for one cluster only";
+const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it is unknown, has \
+                            ended, is disabled or is for one cluster only. Make another one in \
+                            Rancher's UI, without a scope";
 /// Maximum length of the input, in bytes. Every API key is shorter than this.
 const LONGEST_KEY: u16 = 4096;
 
@@ -106,7 +107,7 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     }
     if !known.user.is_empty() {
         said.push(tried(&issuer, &known, &key).await.map_err(|error| {
-            refused(format!("--url {url:?}: the API key works, and Rancher does not list: {error}"))
+            refused(format!("--url {url:?}: the API key works, but a further read failed: {error}"))
         })?);
     }
     let text = order.text(authority.as_deref());
@@ -118,8 +119,8 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     }
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(more.as_bytes()));
-    written.and_then(|()| out.flush()).context("write to standard output")?;
-    writeln!(std::io::stderr(), "{}", said.join("\n")).context("write to standard error")
+    written.and_then(|()| out.flush()).context("cannot write to standard output")?;
+    writeln!(std::io::stderr(), "{}", said.join("\n")).context("cannot write to standard error")
 }
 
 /// Checks that the API key may read the cloud credential `credential`, and that this cloud
@@ -144,7 +145,8 @@ async fn reads(
 fn key() -> anyhow::Result<SecretText> {
     let input = std::io::stdin();
     if input.is_terminal() {
-        writeln!(std::io::stderr(), "API key (Bearer Token), then Enter and Ctrl-D:")?;
+        let ask = "Paste the API key (Bearer Token), then press Enter and Ctrl-D:";
+        writeln!(std::io::stderr(), "{ask}")?;
     }
     let mut text = String::with_capacity(LONGEST_KEY.into());
     let read = input.lock().take(LONGEST_KEY.into()).read_to_string(&mut text);

@@ -54,14 +54,15 @@ impl AccountOptions<'_> {
             || self.credential.len() > LONGEST
         {
             faults.push(format!(
-                "--cloud-credential {:?}: must be the name of its Secret in Rancher's namespace cattle-global-data, such as cc-abcde",
+                "--cloud-credential {:?}: must be the name of the cloud credential's Secret in \
+                 Rancher's namespace cattle-global-data, such as cc-abcde",
                 self.credential
             ));
         }
         if !self.server.is_some_and(is_server) {
             faults.push(format!(
-                "--server {:?}: must be https:// and a host, perhaps with a port, at which Rancher reaches this cluster, such \
-                 as https://192.168.5.10:6443",
+                "--server {:?}: must be https://HOST or https://HOST:PORT, at which Rancher \
+                 reaches this cluster, such as https://192.168.5.10:6443",
                 self.server.unwrap_or_default()
             ));
         }
@@ -71,15 +72,19 @@ impl AccountOptions<'_> {
             ),
             (None, Some(account)) if is_object_name(account) => {}
             (None, Some(account)) => faults.push(format!(
-                "--service-account {account:?}: must be the name of a ServiceAccount in --namespace"
+                "--service-account {account:?}: must be the name of a ServiceAccount in the \
+                 namespace {:?}",
+                self.namespace
             )),
             (None, None) => faults.push(
-                "--vm-namespace: must be given: the namespace of the virtual machines, where a new ServiceAccount gets \
-                 its rights; or --service-account must name an existing one"
+                "--vm-namespace: must be given: the namespace of the virtual machines, where a new \
+                 ServiceAccount gets its rights. Or --service-account must name an existing \
+                 ServiceAccount"
                     .to_owned(),
             ),
             (Some(_), Some(_)) => faults.push(
-                "--vm-namespace: an existing --service-account has its rights already: leave one of the two out"
+                "--vm-namespace: is only for a new ServiceAccount, and --service-account names an \
+                 existing one: leave one of the two out"
                     .to_owned(),
             ),
         }
@@ -181,10 +186,13 @@ impl AccountOptions<'_> {
             )
         });
         format!(
-            "printed: Secret {namespace}/{secret} with the API key, {rights}and TokenRotation {namespace}/{credential}\n\
-             next: make them (kubectl apply --server-side -f -); add {{name: {namespace}, serviceAccounts: [{account}]}} to \
-             the chart's value credentials.namespaces; then look at the condition Ready of the TokenRotation. The token \
-             that is in {credential} now stays valid for a day beside the new one"
+            "printed: Secret {namespace}/{secret} with the API key, {rights}and TokenRotation \
+             {namespace}/{credential}\n\
+             next: create these objects with kubectl apply --server-side -f -\n\
+             next: add {{name: {namespace}, serviceAccounts: [{account}]}} to the chart's value \
+             credentials.namespaces\n\
+             next: look at the condition Ready of the TokenRotation\n\
+             The token that is in {credential} now stays valid for a day beside the new one"
         )
     }
 }

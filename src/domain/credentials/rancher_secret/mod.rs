@@ -50,17 +50,16 @@ impl RancherSecretOptions<'_> {
                 faults.push(format!("{what} {given:?}: must be {right}"));
             }
         };
-        let url = "https:// and a host, perhaps with a port, as Rancher's setting server-url says";
+        let url = "https://HOST or https://HOST:PORT, as in Rancher's setting server-url";
         check(is_server(self.url), "--url", self.url, url);
         let sum = self.checksum.unwrap_or_default();
         let is_sum = sum.len() == 64 && sum.chars().all(|c| c.is_ascii_hexdigit());
-        let right = "64 hexadecimal digits, the SHA-256 of what Rancher shows as /cacerts";
+        let right = "64 hexadecimal digits, the SHA-256 of the text at https://RANCHER/cacerts";
         check(is_sum || self.checksum.is_none(), "--ca-checksum", sum, right);
         check(is_object_name(self.name), "--name", self.name, "the name of a Secret");
         faults.extend(namespace_fault(self.namespace));
         if self.key.claims().name.is_empty() || self.key.reveal().contains(char::is_whitespace) {
-            let right =
-                "the Bearer Token that Rancher shows once: token-xxxxx, a colon and the secret key";
+            let right = "the Bearer Token that Rancher shows once, such as token-abcde:SECRETKEY";
             faults.push(format!("standard input: must be the API key alone: {right}"));
         }
         faults
@@ -102,8 +101,9 @@ pub fn authority(shown: String, wanted: &str) -> Result<String, String> {
     let found = checksum(&shown);
     if shown.trim().is_empty() {
         return Err(
-            "--ca-checksum: this Rancher shows no authority at /cacerts: a public one signs its \
-                    certificate, or one of the chart's additionalTrustedCAs: leave the option out"
+            "--ca-checksum: this Rancher shows no authority at /cacerts: leave out --ca-checksum. \
+             A public authority must then have signed Rancher's certificate, or one of the chart's \
+             additionalTrustedCAs"
                 .to_owned(),
         );
     }
@@ -111,8 +111,9 @@ pub fn authority(shown: String, wanted: &str) -> Result<String, String> {
         return Ok(shown);
     }
     Err(format!(
-        "--ca-checksum: must be the checksum of the authority that answers at /cacerts, which is {found}: if Rancher's \
-         administrator confirms it, give that one; if not, another server answers in its place"
+        "--ca-checksum: the authority at /cacerts has another checksum, {found}. If Rancher's \
+         administrator confirms it, give this one. If not, another server answers in the place of \
+         Rancher"
     ))
 }
 
@@ -120,9 +121,10 @@ pub fn authority(shown: String, wanted: &str) -> Result<String, String> {
 /// authority that the Rancher serves.
 pub fn unknown_authority(shown: &str) -> String {
     format!(
-        "--ca-checksum: must be given, because no public authority signs the certificate. The one that answers at /cacerts \
-         has the checksum {}: compare it with --ca-checksum in a registration command of Rancher's UI, or with what \
-         Rancher's administrator says",
+        "--ca-checksum: must be given, because no public authority has signed Rancher's \
+         certificate. The authority at /cacerts has the checksum {}: compare it with --ca-checksum \
+         in a registration command of Rancher's UI, or ask Rancher's administrator. If it is \
+         right, give it",
         checksum(shown)
     )
 }
@@ -138,17 +140,19 @@ pub fn report(user: &str, ends: Option<Seconds>, listed: &[ChildCandidate]) -> S
         |at| format!("ends on {}, unless a TokenRotation renews it", at.format("%F %T UTC")),
     );
     let mut parts = vec![
-        format!("the API key works: it is the user {user:?}'s and {until}"),
+        format!("the API key works: it belongs to the user {user:?} and {until}"),
         format!("cloud credentials for Harvester that this user made: {own}"),
     ];
     if own == 0 {
-        let right = "none can be renewed with this key: it should be one of the user who made them";
+        let right = "none can be renewed with this key: give a key of the user who made them";
         parts.push(right.to_owned());
     }
     if others > 0 {
-        parts.push(format!("that others made, which are only watched: {others}"));
+        parts.push(format!(
+            "cloud credentials for Harvester that others made, which are only watched: {others}"
+        ));
     }
-    parts.join("; ")
+    parts.join("\n")
 }
 
 #[cfg(test)]
