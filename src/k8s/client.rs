@@ -71,9 +71,10 @@ pub async fn connect_read_only(
 pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .with_context(|| format!("--kubeconfig {}", path.display()))?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+            let fault = || format!("--kubeconfig {}: cannot be used", path.display());
+            let file = Kubeconfig::read_from(path).with_context(fault)?;
+            let options = KubeConfigOptions::default();
+            Config::from_custom_kubeconfig(file, &options).await.with_context(fault)?
         }
         None => Config::infer().await.context(
             "no configuration for the API server: set --kubeconfig or KUBECONFIG, or run in a pod",
@@ -101,7 +102,8 @@ fn assemble(
 ) -> anyhow::Result<Client> {
     ensure!(
         config.proxy_url.is_none(),
-        "an HTTP or SOCKS proxy on the way to the API server is not supported: unset HTTPS_PROXY and proxy-url"
+        "an HTTP or SOCKS proxy on the way to the API server is not supported: unset the variable \
+         HTTPS_PROXY, and remove proxy-url from the kubeconfig"
     );
     // The call fails if another crypto provider was installed before. The client then uses that
     // other provider.
