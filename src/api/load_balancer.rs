@@ -74,7 +74,7 @@ use super::Condition;
     validation = ("!has(self.ipPool) || self.ipPool == '' || !has(self.ipam) || self.ipam != 'dhcp'",
         "spec.ipPool must be unset when spec.ipam is dhcp: the address comes from the DHCP server"),
     validation = ("!has(self.requestedAddresses) || size(self.requestedAddresses) == 0",
-        "spec.requestedAddresses is not supported by this version: remove it; a pool of one address pins an address"),
+        "spec.requestedAddresses is not supported by this version: remove it; to pin an address, name a pool of that one address in spec.ipPool"),
     validation = ("!has(self.ipv6Pool) || self.ipv6Pool == ''",
         "spec.ipv6Pool is not supported by this version: remove it; name an IPv6 pool in spec.ipPool"),
     validation = ("!has(self.ipFamilyPolicy) || self.ipFamilyPolicy == 'SingleStack'",
@@ -82,7 +82,7 @@ use super::Condition;
     validation = ("!has(self.listeners) || self.listeners.all(l, !has(l.protocol) || l.protocol in ['TCP', 'UDP'])",
         "spec.listeners[].protocol: must be TCP or UDP"),
     validation = ("!has(self.listeners) || self.listeners.all(l, self.listeners.filter(m, (has(m.name) ? m.name : '') == (has(l.name) ? l.name : '')).size() == 1)",
-        "spec.listeners[].name: each name may be used once, and with several listeners each needs one"),
+        "spec.listeners[].name: each name may be used once, and with several listeners each needs a name"),
     validation = ("!has(self.listeners) || self.listeners.all(l, self.listeners.filter(m, m.port == l.port && (has(m.protocol) ? m.protocol : 'TCP') == (has(l.protocol) ? l.protocol : 'TCP')).size() == 1)",
         "spec.listeners[].port: each pair of port and protocol may be used once"),
     validation = ("!has(self.listeners) || self.listeners.all(l, !has(l.name) || l.name == '' || l.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))",
@@ -212,7 +212,7 @@ fn tcp() -> String {
     validation = ("!has(self.serverName) || self.serverName == '' || self.serverName.matches('^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?([.][A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*$')",
         "spec.healthCheck.serverName: must be a DNS name, such as www.example.com"),
     validation = ("!has(self.protocol) || (has(self.port) && self.port > 0)",
-        "spec.healthCheck.port: must be set to a backend port when spec.healthCheck.protocol is"),
+        "spec.healthCheck.port: must be set to a backend port when spec.healthCheck.protocol is set"),
 )]
 pub struct HealthCheck {
     /// Backend port to probe: the backend port of a TCP listener. Zero or unset: backends are not

@@ -37,7 +37,7 @@ use super::{Condition, Ipam};
     validation = ("!has(self.listeners) || self.listeners.all(l, !has(l.protocol) || l.protocol in ['TCP', 'UDP'])",
         "spec.listeners[].protocol: must be TCP or UDP"),
     validation = ("!has(self.listeners) || self.listeners.all(l, self.listeners.filter(m, m.name == l.name).size() == 1)",
-        "spec.listeners[].name: each name may be used once, and with several listeners each needs one"),
+        "spec.listeners[].name: each name may be used once, and with several listeners each needs a name"),
     validation = ("!has(self.listeners) || self.listeners.all(l, self.listeners.filter(m, m.port == l.port && (has(m.protocol) ? m.protocol : 'TCP') == (has(l.protocol) ? l.protocol : 'TCP')).size() == 1)",
         "spec.listeners[].port: each pair of port and protocol may be used once"),
     validation = ("!has(self.listeners) || self.listeners.all(l, l.name == '' || l.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))",

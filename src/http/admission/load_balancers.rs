@@ -146,7 +146,7 @@ fn pool_seen(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Candidate
     };
     let idle = match &pool.ranges {
         _ if pool.deleting => Some("it is being deleted"),
-        None => Some("a range is invalid, see its condition"),
+        None => Some("a range is invalid, see the pool's condition"),
         Some(_) => None,
     };
     let total = pool.ranges.as_ref().map_or(0, PoolRanges::total);

@@ -99,17 +99,17 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         new(
             "any project",
             "{annotations: {loadbalancer.harvesterhci.io/project: '*'}, spec: {workloadType: cluster}}",
-            End::Warned("annotation project: the namespace is \"local/ours\""),
+            End::Warned("annotation project: set to \"local/ours\""),
         )?,
         new(
             "another project",
             "{annotations: {loadbalancer.harvesterhci.io/project: local/theirs}, spec: {workloadType: cluster}}",
-            End::Warned("annotation project: the namespace is \"local/ours\""),
+            End::Warned("annotation project: set to \"local/ours\""),
         )?,
         new(
             "another namespace",
             "{annotations: {loadbalancer.harvesterhci.io/namespace: theirs}, spec: {workloadType: cluster}}",
-            End::Warned("annotation namespace: the namespace is \"team\""),
+            End::Warned("annotation namespace: set to \"team\""),
         )?,
         new(
             "any cluster",
@@ -119,13 +119,13 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         new(
             "a network without a pool",
             "{annotations: {loadbalancer.harvesterhci.io/network: '*'}, spec: {workloadType: cluster}}",
-            End::Warned("no IPPool admits it now"),
+            End::Warned("no IPPool admits this LoadBalancer now"),
         )?,
         change(
             "annotations later",
             GUEST,
             json!({"metadata": {"annotations": {"loadbalancer.harvesterhci.io/project": "local/theirs"}}}),
-            End::Warned("annotation project: the namespace is \"local/ours\""),
+            End::Warned("annotation project: set to \"local/ours\""),
         ),
         // Pools.
         new(
@@ -216,7 +216,12 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         )?,
         change("of what is leased", leased, claim, End::Refused(422, OWNED)),
         // The published address.
-        change("at the victim's address", GUEST, at(VICTIM), End::Warned("is not its claim")),
+        change(
+            "at the victim's address",
+            GUEST,
+            at(VICTIM),
+            End::Warned("is not the claimed address"),
+        ),
         change("leased, at the victim's address", leased, at(VICTIM), End::Warned("is in use")),
         change("leased, at another's gateway", leased, at("10.2.0.1"), End::Warned("is a gateway")),
         change(

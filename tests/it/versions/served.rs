@@ -75,7 +75,7 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
         (json!({"spec": {"workloadType": "vm"}}), "immutable"),
         (json!({}), "immutable"),
         (json!({"spec": {"workloadType": "cluster", "ipPool": "others"}}), "does not admit"),
-        (guest_with("requestedAddresses", json!(["10.1.0.77"])), "a pool of one address pins"),
+        (guest_with("requestedAddresses", json!(["10.1.0.77"])), "to pin an address, name a pool"),
         (guest_with("ipv6Pool", json!("pool")), "spec.ipv6Pool: is not supported"),
         (guest_with("ipFamilyPolicy", json!("RequireDualStack")), "only SingleStack is supported"),
         (
@@ -110,7 +110,7 @@ async fn addresses_in_place_of_vms_give_a_warning_and_a_condition() -> Result<()
         "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]});
     let path = "/apis/loadbalancer.harvesterhci.io/v1alpha1/namespaces/default/loadbalancers";
     let said = ask(&cluster.client, "POST", path, &lb("v1alpha1", "old", &spec)).await?;
-    said.warned("10.9.0.5 is an address and selects nothing: name VMs")?;
+    said.warned("10.9.0.5 is an address and selects no VM: use VM names")?;
     let message = cluster.waits("old", "NoRunningBackends").await?;
     assert_eq!(
         message,

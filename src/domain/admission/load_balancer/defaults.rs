@@ -33,7 +33,7 @@ pub(super) fn annotations(
         return;
     };
     let before = request.old.and_then(|old| old.pointer("/metadata/annotations"));
-    let mut owned = |key: &str, value: Option<&str>| {
+    let mut owned = |key: &str, of: &str, value: Option<&str>| {
         let sent = given.get(key).filter(|sent| !is_blank(sent)).cloned();
         match value {
             Some(value) => drop(given.insert(key.to_owned(), json!(value))),
@@ -42,14 +42,20 @@ pub(super) fn annotations(
         let is_news = before.and_then(|before| before.get(key)) != sent.as_ref();
         if let Some(sent) = sent.filter(|sent| is_news && sent.as_str() != value) {
             let field = key.rsplit('/').next().unwrap_or(key);
-            let is = value.map_or_else(|| "in none".to_owned(), |value| format!("{value:?}"));
-            answer.warn(format!("annotation {field}: the namespace is {is}, not {}", shown(&sent)));
+            let sent = shown(&sent);
+            answer.warn(match value {
+                Some(value) => format!("annotation {field}: set to {value:?}, {of}, not to {sent}"),
+                None => format!(
+                    "annotation {field}: removed: the namespace is in no project, not in {sent}"
+                ),
+            });
         }
     };
-    owned(ANNOTATION_NAMESPACE, Some(request.namespace));
+    owned(ANNOTATION_NAMESPACE, "the LoadBalancer's namespace", Some(request.namespace));
+    let whose = "the namespace's project";
     match &around.project {
-        Project::In(project) => owned(ANNOTATION_PROJECT, Some(project)),
-        Project::Outside => owned(ANNOTATION_PROJECT, None),
+        Project::In(project) => owned(ANNOTATION_PROJECT, whose, Some(project)),
+        Project::Outside => owned(ANNOTATION_PROJECT, whose, None),
         Project::Unknown => {}
     }
     if guest {
@@ -104,7 +110,7 @@ pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut
     let stored = old.and_then(|old| old.pointer("/spec/healthCheck")).and_then(Value::as_object);
     if filled && stored != Some(check) {
         answer.warn(
-            "spec.healthCheck: unset fields are 1 success, 3 failures, 5 s, 3 s here (Harvester's webhook: 2, 2, 1 s, 1 s)",
+            "spec.healthCheck: the defaults are success 1, failure 3, period 5 s, timeout 3 s (Harvester's webhook: 2, 2, 1 s, 1 s)",
         );
     }
 }

@@ -45,7 +45,7 @@ fn word(
     let Some(text) = spec.get(field).and_then(Value::as_str) else { return };
     if !text.is_empty() && !words.contains(&text) {
         let sent = shown(&Value::from(text));
-        answer.refuse(format!("spec.{field}"), format!("{sent} is not a value: {}", meant(text)));
+        answer.refuse(format!("spec.{field}"), format!("{sent} is not valid: {}", meant(text)));
     }
 }
 

@@ -151,7 +151,7 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
     }
     if request.old.is_some_and(|old| has_finalizer(old) && !has_finalizer(object)) {
         answer.warn(
-            "metadata.finalizers: the address stays claimed until its Service and its owner are gone",
+            "metadata.finalizers: the address stays claimed until the LoadBalancer and its Service are gone",
         );
     }
     if !is_leaving(object)

@@ -38,12 +38,13 @@ pub(super) fn check(
         let settled = facts::has_address(lb) && !facts::wants_pool(lb);
         let taken_over = dhcp_lease::may_be_taken_over(lb) && facts::leased(lb).is_none();
         if leaser(old) != leaser(lb) && settled && !taken_over {
-            answer
-                .warn("who leases the address changes only when the LoadBalancer is created again");
+            answer.warn(
+                "annotation dhcp: no effect on the present address: delete the LoadBalancer and create it again",
+            );
         }
         if asks(old) != asks(lb) && settled && !taken_over {
             answer.warn(
-                "the DHCP client of the address changes only when the LoadBalancer is created again",
+                "annotations of the DHCP client: no effect on the present lease: delete the LoadBalancer and create it again",
             );
         }
     } else {
@@ -53,13 +54,13 @@ pub(super) fn check(
         }
         if !facts::wants_pool(lb) {
             answer.warn(
-                "spec.ipam dhcp: unless the host leases on its network, allocatedAddress.ip stays 0.0.0.0",
+                "spec.ipam dhcp: unless the host leases on the network, kube-vip leases, and allocatedAddress.ip stays 0.0.0.0",
             );
         }
     }
     if let Some(address) = listeners::address_for_name(&lb.spec).filter(|_| listeners::is_vm(lb)) {
         answer.warn(format!(
-            "backendServers (label {LABEL_VM_NAME}): {address} is an address and selects nothing: name VMs"
+            "backendServers (label {LABEL_VM_NAME}): {address} is an address and selects no VM: use VM names"
         ));
     }
     if facts::wants_pool(lb) {
@@ -116,7 +117,7 @@ fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
         (
             "spec.requestedAddresses",
             spec.requested_addresses.as_ref().is_some_and(|list| !list.is_empty()),
-            "is not supported by this version: remove it; a pool of one address pins an address",
+            "is not supported by this version: remove it; to pin an address, name a pool of that one address in spec.ipPool",
         ),
         (
             "spec.ipv6Pool",
@@ -167,7 +168,9 @@ fn pool(
             && old.and_then(facts::published).is_none()
             && known.pools.as_ref().is_some_and(|pools| !served(pools))
         {
-            answer.warn(format!("no IPPool admits it now, it waits: {requirement}"));
+            answer.warn(format!(
+                "no IPPool admits this LoadBalancer now, so it waits: {requirement}"
+            ));
         }
         return;
     };
@@ -179,7 +182,9 @@ fn pool(
     match &known.named {
         NamedPool::Unknown => {}
         NamedPool::Missing => {
-            answer.warn(format!("spec.ipPool: there is no IPPool {name:?} yet; it waits for one"));
+            answer.warn(format!(
+                "spec.ipPool: IPPool {name:?} does not exist yet; the LoadBalancer waits for it"
+            ));
         }
         NamedPool::There(CandidatePool { selector, idle, full, mismatch }) => {
             if !selector.may_be_named_by(&requirement) {
@@ -199,8 +204,9 @@ fn pool(
             } else if let Some(why) = idle {
                 answer.warn(format!("spec.ipPool: {name} gives out no addresses: {why}"));
             } else if *full {
-                answer
-                    .warn(format!("spec.ipPool: {name} has no available IP now; it waits for one"));
+                answer.warn(format!(
+                    "spec.ipPool: {name} has no available IP now; the LoadBalancer waits for one"
+                ));
             }
         }
     }

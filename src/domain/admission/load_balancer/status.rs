@@ -207,8 +207,8 @@ fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), S
     match claim {
         Some(claim) if published == claim => return Ok(()),
         Some(DHCP_ADDRESS) => {}
-        Some(claim) => return Err(format!("{text} is not its claim, {claim}")),
-        None => return Err(format!("{text} is not its claim: it has none yet")),
+        Some(claim) => return Err(format!("{text} is not the claimed address, {claim}")),
+        None => return Err(format!("{text} is not a claimed address: none is claimed yet")),
     }
     match (published.parse::<IpAddr>(), &known.taken_by) {
         (Err(_), _) => Err(format!("{text} is not an IP address")),

@@ -153,9 +153,12 @@ fn an_overwritten_annotation_gives_a_warning() {
     for (project, warning) in [
         (
             Project::In("local/ours".into()),
-            "annotation project: the namespace is \"local/ours\", not \"local/theirs\"",
+            "annotation project: set to \"local/ours\", the namespace's project, not to \"local/theirs\"",
         ),
-        (Project::Outside, "annotation project: the namespace is in none, not \"local/theirs\""),
+        (
+            Project::Outside,
+            "annotation project: removed: the namespace is in no project, not in \"local/theirs\"",
+        ),
     ] {
         assert_eq!(mutate(&request(None, &object), &known(project)).warnings, [warning]);
     }
@@ -204,28 +207,28 @@ fn what_was_stored_is_filled_in_only_when_it_is_edited() {
 #[test]
 fn what_people_write_by_mistake_gets_a_hint() {
     for (path, value, refusal) in [
-        ("ipam", json!("ippool"), "spec.ipam: \"ippool\" is not a value: use pool (or dhcp)"),
-        ("ipam", json!("DHCP"), "spec.ipam: \"DHCP\" is not a value: use dhcp (or pool)"),
-        ("ipam", json!("static"), "spec.ipam: \"static\" is not a value: use pool or dhcp"),
+        ("ipam", json!("ippool"), "spec.ipam: \"ippool\" is not valid: use pool (or dhcp)"),
+        ("ipam", json!("DHCP"), "spec.ipam: \"DHCP\" is not valid: use dhcp (or pool)"),
+        ("ipam", json!("static"), "spec.ipam: \"static\" is not valid: use pool or dhcp"),
         (
             "workloadType",
             json!("VM"),
-            "spec.workloadType: \"VM\" is not a value: use vm (or cluster)",
+            "spec.workloadType: \"VM\" is not valid: use vm (or cluster)",
         ),
         (
             "workloadType",
             json!("Cluster"),
-            "spec.workloadType: \"Cluster\" is not a value: use cluster (or vm)",
+            "spec.workloadType: \"Cluster\" is not valid: use cluster (or vm)",
         ),
         (
             "workloadType",
             json!("guest"),
-            "spec.workloadType: \"guest\" is not a value: use cluster (or vm)",
+            "spec.workloadType: \"guest\" is not valid: use cluster (or vm)",
         ),
         (
             "workloadType",
             json!("pod"),
-            "spec.workloadType: \"pod\" is not a value: use vm or cluster",
+            "spec.workloadType: \"pod\" is not valid: use vm or cluster",
         ),
         (
             "listeners",
@@ -352,7 +355,7 @@ fn who_asks_the_dhcp_server_is_judged() {
     let before = has(ask("02:00:00:00:00:01"));
     let answer = update(&before, &has(ask("02:00:00:00:00:02")), &outside());
     assert!(
-        answer.warnings[0].contains("changes only when the LoadBalancer is created again"),
+        answer.warnings[0].contains("no effect on the present lease: delete the LoadBalancer"),
         "{answer:?}"
     );
     let free = |mac| update(&ask("02:00:00:00:00:01"), &ask(mac), &outside());

@@ -41,7 +41,7 @@ fn a_pool_that_is_named_must_admit_it() {
     for (known, warning) in [
         (
             LbRuleFacts { named: NamedPool::Missing, ..outside() },
-            "spec.ipPool: there is no IPPool \"theirs\" yet; it waits for one",
+            "spec.ipPool: IPPool \"theirs\" does not exist yet; the LoadBalancer waits for it",
         ),
         (
             there(CandidatePool { idle: Some("it is being deleted".into()), ..ours.clone() }),
@@ -49,7 +49,7 @@ fn a_pool_that_is_named_must_admit_it() {
         ),
         (
             there(CandidatePool { full: true, ..ours.clone() }),
-            "spec.ipPool: theirs has no available IP now; it waits for one",
+            "spec.ipPool: theirs has no available IP now; the LoadBalancer waits for one",
         ),
     ] {
         let answer = create(&naming, &known);
@@ -77,7 +77,9 @@ fn one_that_no_pool_admits_gets_a_warning() {
     let warnings = create(&vm(), &pools(std::slice::from_ref(&theirs))).warnings;
     assert_eq!(
         warnings,
-        [r#"no IPPool admits it now, it waits: {network:"" project:"" namespace:"ns" cluster:""}"#]
+        [
+            r#"no IPPool admits this LoadBalancer now, so it waits: {network:"" project:"" namespace:"ns" cluster:""}"#
+        ]
     );
     assert_eq!(create(&vm(), &pools(&[theirs.clone(), any])), AdmissionAnswer::default());
     assert_eq!(create(&vm(), &outside()), AdmissionAnswer::default(), "pools are not known");
@@ -91,7 +93,7 @@ fn a_guest_cluster_that_is_being_removed_gets_no_new_load_balancer() {
     let removal =
         NoAddressReason::ClusterRemoved { cluster: "guest".into(), vm: "ns/node-1".into() };
     let known = LbRuleFacts { removal: Some(removal), ..outside() };
-    let refusal = "metadata.labels[cloudprovider.harvesterhci.io/cluster]: the vm ns/node-1 shows guest cluster guest is being removed: it gets no address before its VMs are gone";
+    let refusal = "metadata.labels[cloudprovider.harvesterhci.io/cluster]: the vm ns/node-1 shows guest cluster guest is being removed: its LoadBalancers get no new address until its VMs are gone";
     assert_eq!(refusals(&create(&guest(), &known)), [refusal]);
     let described = with(guest(), "spec/description", json!("x"));
     assert!(update(&guest(), &described, &known).refusals.is_empty(), "what is there stays");

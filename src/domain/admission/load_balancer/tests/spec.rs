@@ -100,7 +100,7 @@ fn an_address_in_place_of_a_vms_name_gives_a_warning() {
     let old = selecting(json!(["web", "10.0.0.5"]));
     let answer = create(&old, &outside());
     assert!(answer.refusals.is_empty(), "{answer:?}");
-    let warning = "backendServers (label harvesterhci.io/vmName): 10.0.0.5 is an address and selects nothing: name VMs";
+    let warning = "backendServers (label harvesterhci.io/vmName): 10.0.0.5 is an address and selects no VM: use VM names";
     assert_eq!(answer.warnings, [warning]);
     // A stored object gets no second warning.
     let labelled = with(old.clone(), "metadata/labels", json!({"a": "b"}));

@@ -217,8 +217,9 @@ fn a_guest_is_reached_at_its_claim() {
     for address in ["10.1.0.9", "127.0.0.1", "example.com"] {
         let (object, warnings) = after(&stored, &sent(json!(address)), &outside());
         assert_eq!(object, stored, "{address}");
-        let warning =
-            format!("status.address stays \"10.1.0.2\": \"{address}\" is not its claim, 10.1.0.2");
+        let warning = format!(
+            "status.address stays \"10.1.0.2\": \"{address}\" is not the claimed address, 10.1.0.2"
+        );
         assert_eq!(warnings, [warning]);
         // Without mutation, validation refuses the address.
         let answer = validate(&request(Some(&stored), &sent(json!(address))), &outside());
@@ -229,7 +230,7 @@ fn a_guest_is_reached_at_its_claim() {
     assert_eq!(object["status"], json!({}));
     assert_eq!(
         warnings,
-        ["status.address stays unset: \"10.1.0.9\" is not its claim: it has none yet"]
+        ["status.address stays unset: \"10.1.0.9\" is not a claimed address: none is claimed yet"]
     );
     // The stored address is empty. Now the guest publishes its claimed address.
     let withdrawn = sent(json!(""));

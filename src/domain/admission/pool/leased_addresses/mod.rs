@@ -49,7 +49,7 @@ pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut
     answer.refuse(
         format!("spec.ranges[{range}]"),
         format!(
-            "{named}{more} leased from a DHCP server on this network: give the pool addresses that the server does not give out, or add these to exclude"
+            "a DHCP server of this network leased {named}{more}: give the pool addresses that the server does not give out, or add these to exclude"
         ),
     );
 }

@@ -31,13 +31,13 @@ fn no_new_range_takes_a_leased_address_in() {
     assert_eq!(
         refusals(&new(10, 20), None, &some),
         [
-            "spec.ranges[0]: 10.0.0.12 (ns/lb-12), 10.0.0.15 (ns/lb-15) leased from a DHCP server on \
-             this network: give the pool addresses that the server does not give out, or add these to exclude"
+            "spec.ranges[0]: a DHCP server of this network leased 10.0.0.12 (ns/lb-12), 10.0.0.15 (ns/lb-15): \
+             give the pool addresses that the server does not give out, or add these to exclude"
         ]
     );
     let many = known((10..=16).map(|last| leased(last, VLAN)).collect());
     assert!(
-        refusals(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased")
+        refusals(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more: give")
     );
     // These ranges are allowed: beside the leased addresses, on another network, or with `exclude`.
     assert_eq!(refusals(&new(20, 29), None, &some), [""; 0]);
@@ -49,7 +49,7 @@ fn no_new_range_takes_a_leased_address_in() {
     assert_eq!(refusals(&new(10, 21), Some(new(10, 20)), &some), [""; 0]);
     assert!(
         refusals(&new(10, 30), Some(new(10, 20)), &some)[0]
-            .contains(": 10.0.0.30 (ns/lb-30) leased")
+            .contains("leased 10.0.0.30 (ns/lb-30): give")
     );
     // If the pool's network changes, every leased address in its ranges counts as new.
     let elsewhere = pool(&json!({"ranges": range(10, 20), "selector": {"network": "ns/six"}}));

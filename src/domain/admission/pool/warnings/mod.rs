@@ -47,12 +47,12 @@ fn of_range(path: &str, range: &Range, warnings: &mut Vec<String>) {
     }
     if hosts == 1 {
         warnings.push(format!(
-            "{path}: {} is a pair of hosts: without a gateway of its own, the second is the gateway",
+            "{path}: {} is a pair of hosts: if gateway is unset, the second host is the gateway",
             net.trunc()
         ));
     } else if first.is_none() && last.is_none() && hosts > 1 {
         warnings.push(format!(
-            "{path}: without rangeStart and rangeEnd every host of {} but the gateway is given out",
+            "{path}: without rangeStart and rangeEnd every host of {} except the gateway is given out",
             net.trunc()
         ));
     }
@@ -70,7 +70,7 @@ fn of_range(path: &str, range: &Range, warnings: &mut Vec<String>) {
             let gateway = gateway.unwrap_or_else(default);
             if first <= gateway && last.is_none_or(|last| gateway <= last) {
                 warnings.push(format!(
-                    "{path}: the gateway {gateway} lies within and is not given out"
+                    "{path}: the gateway {gateway} lies within the range and is not given out"
                 ));
             }
         }

@@ -78,7 +78,7 @@ pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
         HealthSpecFault::new("port", format!("{number} is no port"), "use 0 to 65535")
     })?;
     if port == 0 && asked.protocol.is_some() {
-        let right = "must be set to a backend port when spec.healthCheck.protocol is";
+        let right = "must be set to a backend port when spec.healthCheck.protocol is set";
         return Err(HealthSpecFault::new("port", "it is 0 or unset", right));
     }
     read(asked, port).map(drop)
