@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = ("[has(self.serviceAccountToken), has(self.serviceAccountTokenSecret), has(self.rancherToken)].filter(given, given).size() == 1",
-        "spec.source: exactly one of serviceAccountToken, serviceAccountTokenSecret and rancherToken"),
+        "spec.source: must have exactly one of serviceAccountToken, serviceAccountTokenSecret and rancherToken"),
 )]
 pub struct Source {
     /// Tokens with an expiry, which the API server signs on request. Each token is bound to a
@@ -48,7 +48,7 @@ pub struct ServiceAccountToken {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = ("[has(self.secret), has(self.cloudCredential), has(self.allCloudCredentials)].filter(given, given).size() == 1",
-        "spec.target: exactly one of secret, cloudCredential and allCloudCredentials"),
+        "spec.target: must have exactly one of secret, cloudCredential and allCloudCredentials"),
 )]
 pub struct Target {
     /// Secret in the TokenRotation's namespace, and its key that holds the credential.
@@ -134,7 +134,7 @@ pub struct RancherToken {
     validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
         "spec.target.cloudCredential.name: must be the name of its Secret in Rancher's namespace cattle-global-data, such as cc-abcde"),
     validation = ("!has(self.server) || self.server.matches('^https://[^/@?# ]+/?$')",
-        "spec.target.cloudCredential.server: must be https:// and a host, perhaps with a port, and nothing behind it"),
+        "spec.target.cloudCredential.server: must be https://HOST or https://HOST:PORT, with nothing after it"),
 )]
 pub struct CloudCredentialTarget {
     /// Name of the credential's Secret in Rancher's namespace cattle-global-data, such as
@@ -155,7 +155,7 @@ pub struct CloudCredentialTarget {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = ("!has(self.url) || self.url.matches('^https://[^/@?# ]+/?$')",
-        "spec.rancher.url: must be https:// and a host, perhaps with a port, and nothing behind it"),
+        "spec.rancher.url: must be https://HOST or https://HOST:PORT, with nothing after it"),
     validation = ("!has(self.certificateAuthority) || self.certificateAuthority.contains('-----BEGIN CERTIFICATE-----')",
         "spec.rancher.certificateAuthority: must be certificates in PEM"),
     validation = ("!has(self.certificateAuthority) || !has(self.certificateAuthoritySecret)",

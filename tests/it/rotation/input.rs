@@ -160,7 +160,10 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
         spec
     };
     vec![
-        (spec(&[("rancher", server)]), ["spec.rancher: it has nothing to do with", "remove it"]),
+        (
+            spec(&[("rancher", server)]),
+            ["spec.rancher: this spec.source does not use it", "remove it"],
+        ),
         (rancher("url", json!("http://rancher")), ["spec.rancher.url: must be", "https://"]),
         (
             watched("rancher", &json!({"url": "https://rancher"})),
@@ -211,11 +214,11 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
         ),
         (
             behind(&account, "http://10.0.0.1"),
-            ["spec.target.cloudCredential.server: must be https://", "nothing behind it"],
+            ["spec.target.cloudCredential.server: must be https://", "nothing after it"],
         ),
         (
             behind(&account, "https://10.0.0.1/k8s"),
-            ["spec.target.cloudCredential.server: must be https://", "nothing behind it"],
+            ["spec.target.cloudCredential.server: must be https://", "nothing after it"],
         ),
         (behind(&account, ""), ["spec.target.cloudCredential.server", "at least 9"]),
         (
@@ -235,20 +238,20 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
         (
             behind(&json!({"rancherToken": {}}), here),
             [
-                "spec.target.cloudCredential.server: it is about a ServiceAccount's token",
+                "spec.target.cloudCredential.server: it is only for a ServiceAccount's token",
                 "remove it",
             ],
         ),
         (
             cut(behind(&account, here), "", "source"),
             [
-                "spec.target.cloudCredential.server: it is about a ServiceAccount's token",
+                "spec.target.cloudCredential.server: it is only for a ServiceAccount's token",
                 "remove it",
             ],
         ),
         (
             cut(behind(&account, here), "", "rancher"),
-            ["spec.rancher: must be there for", "spec.target.cloudCredential"],
+            ["spec.rancher: must be set when", "spec.target.cloudCredential"],
         ),
         (minted(599), ["spec.source.rancherToken.lifetimeSeconds", "600"]),
         (minted(31_536_001), ["spec.source.rancherToken.lifetimeSeconds", "31536000"]),
