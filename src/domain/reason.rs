@@ -1,7 +1,7 @@
 //! Stable reasons of conditions and Events. Scripts match on reasons, so a reason that a release
 //! contains never changes its meaning.
 
-use api::ANNOTATION_DHCP;
+use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK};
 
 /// Reason why a LoadBalancer has no address, or why it keeps an address that does not meet its
 /// request.
@@ -107,31 +107,33 @@ impl NoAddressReason {
                 )
             }
             Self::LedgerFull { pool } => format!(
-                "no available IP in IPPool {pool}: its ledger has reached the size that the API server stores; add another pool"
+                "no available IP in IPPool {pool}: its ledger has reached the largest size that the API server stores; add another pool"
             ),
             Self::NotFound { pool } => {
-                format!("no matched IPPool: spec.ipPool names {pool:?}, which does not exist")
+                format!(
+                    "no matched IPPool: spec.ipPool names {pool:?}, which does not exist; create it, or name another"
+                )
             }
             Self::PoolGone { pool } => format!(
                 "no matched IPPool: {pool:?} no longer exists; create it again, or name another in spec.ipPool"
             ),
             Self::Forbidden { pool, requirement } => format!(
-                "no matched IPPool: spec.ipPool names {pool:?}, whose scope does not admit {requirement}"
+                "no matched IPPool: spec.ipPool names {pool:?}, whose scope does not admit {requirement}; name another, or extend its scope"
             ),
             Self::NetworkMismatch { pool, pool_network, network } => {
                 let of_pool = match pool_network.as_str() {
-                    "" => "has no network, and so is on the nodes' own".to_owned(),
+                    "" => "has no network, so it is on the nodes' own network".to_owned(),
                     of_pool => format!("is on network {of_pool:?}"),
                 };
                 format!(
-                    "no matched IPPool: annotation network is {network:?}, but IPPool {pool:?} {of_pool}: remove the annotation, or name a pool of that network"
+                    "no matched IPPool: annotation network is {network:?}, but IPPool {pool:?} {of_pool}: remove the annotation, or name a pool of network {network:?}"
                 )
             }
             Self::NotReady { pool, why } => {
                 format!("no available IP: IPPool {pool} gives out no addresses: {why}")
             }
             Self::ClusterRemoved { cluster, vm } => format!(
-                "the vm {vm} shows guest cluster {cluster} is being removed: it gets no address before its VMs are gone"
+                "the vm {vm} shows guest cluster {cluster} is being removed: its LoadBalancers get no new address until its VMs are gone"
             ),
         }
     }
@@ -226,15 +228,15 @@ impl NoLease {
                 format!("no address from the DHCP server of network {network} yet{}", more(said))
             }
             Self::Lost { network, agent: false, .. } => format!(
-                "the address leased on network {network} ended, and the network's DHCP agent is not running: see the agent's pod"
+                "the lease on network {network} ended, and the network's DHCP agent is not running: see the agent's pod"
             ),
             Self::Lost { network, said, .. } => format!(
                 "the address leased on network {network} is lost, another one is requested{}",
                 more(said)
             ),
-            Self::NoAgent { network, .. } if network.is_empty() => {
-                "no network is named, so no DHCP agent can lease an address: name one".to_owned()
-            }
+            Self::NoAgent { network, .. } if network.is_empty() => format!(
+                "no network is named, so no DHCP agent can lease an address: name one in the annotation {ANNOTATION_NETWORK}"
+            ),
             Self::NoAgent { network, declared: true } => format!(
                 "the DHCP agent of network {network} is not running, the LoadBalancer waits for it: see the agent's pod"
             ),
@@ -337,11 +339,11 @@ pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource her
 
 /// Text of the condition and the Event that report that another CRD has replaced the operator's
 /// CRD.
-pub const FORM_REPLACED: &str = "an upgrade of Harvester, or a person, has put another form in the place of the operator's CRD: addresses go on, and nothing is lost, but fields of the operator's form are dropped at each write; `harvester-guest-operator takeover --apply` puts the operator's back";
+pub const FORM_REPLACED: &str = "another form has replaced the operator's CRD, most likely in an upgrade of Harvester: addresses still work and stay recorded, but at each write the API server drops the fields that the other form does not have; `harvester-guest-operator takeover --apply` restores the operator's form";
 
 /// Text of the Event that reports that the operator has restored its own CRD.
 pub const FORM_REPAIRED: &str =
-    "another form was in the place of the operator's CRD, which the operator has put back";
+    "another form had replaced the operator's CRD: the operator has restored its own form";
 
 /// Text of the Event that reports that the operator has restored a CRD's status subresource.
 pub const STATUS_BACK: &str =

@@ -67,7 +67,9 @@ pub enum LeasingParty {
 
 /// Error: the annotation [`ANNOTATION_DHCP`] names no party. The field is the annotation's value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} must be host or guest: it chooses who leases the IPv4 address")]
+#[error(
+    "{0:?} must be host or guest: the annotation chooses which of the two leases the IPv4 address"
+)]
 pub struct NoLeasingParty(String);
 
 /// Next step for a LoadBalancer whose address comes from a DHCP server.

@@ -57,7 +57,7 @@ impl RestoreChange {
                 "LoadBalancer {name} had {at} and is not in the restored etcd: the address stays recorded for it; {again} creates it again"
             ),
             RestoreOutcome::PoolGone => format!(
-                "LoadBalancer {name} had {at}, and neither is in the restored etcd: create the pool again, then {again} creates the LoadBalancer again"
+                "LoadBalancer {name} had {at}, and the restored etcd has neither the LoadBalancer nor the pool: create the pool again, then {again} creates the LoadBalancer again"
             ),
             RestoreOutcome::Anothers(other) => format!(
                 "LoadBalancer {name} had {at} and is not in the restored etcd, where LoadBalancer {other} has the address: {again} creates it again with another address, or delete {other} first if its Service is gone"

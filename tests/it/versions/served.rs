@@ -114,7 +114,7 @@ async fn addresses_in_place_of_vms_give_a_warning_and_a_condition() -> Result<()
     let message = cluster.waits("old", "NoRunningBackends").await?;
     assert_eq!(
         message,
-        "no running backend servers: the selector names 10.9.0.5, an address: name VMs or their labels"
+        "no running backend servers: the selector names the address 10.9.0.5, which selects no VM: use VM names or labels"
     );
     // An existing value causes no further warning, and can be corrected in the same version.
     let one = format!("{path}/old");

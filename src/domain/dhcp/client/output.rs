@@ -116,7 +116,7 @@ impl fmt::Display for ClientTrouble {
             Self::AddressInUse(mac) => write!(f, "{mac} has the address that the DHCP server granted"),
             Self::TooManyInUse(mac) => write!(
                 f,
-                "{mac} has the address that the DHCP server granted, and other hosts have the ones before it: the agent asks again in one hour, or after its restart"
+                "{mac} has the address that the DHCP server granted, and other hosts have the addresses that it granted before: the agent asks again in one hour, or after its restart"
             ),
             Self::Unusable { address, server, why } => {
                 write!(f, "DHCP server {server} offers {address}, which cannot be used: {why}")

@@ -269,7 +269,7 @@ fn ready(
                 None => (
                     ConditionStatus::False,
                     reason::NOT_ANNOUNCED,
-                    format!("{ip} is allocated; its Service is next"),
+                    format!("{ip} is allocated, and its Service is not written yet"),
                 ),
             };
             match outcome {

@@ -346,7 +346,7 @@ impl PoolConflict {
                 "the priority can't be the same as the pool {with}: {priority} is taken on this network; choose another one"
             ),
             ConflictCause::Scope { theirs, .. } => format!(
-                "scope selector is same as the pool {with} with priority 0: its spec.selector.scope[{theirs}] admits LoadBalancers that this one does; give one of the two a priority, or narrow its scope"
+                "scope selector is same as the pool {with} with priority 0: its spec.selector.scope[{theirs}] admits LoadBalancers that this pool admits too; give one of the two a priority, or narrow its scope"
             ),
         }
     }
@@ -355,7 +355,7 @@ impl PoolConflict {
     /// because of this conflict.
     pub fn standing_back(&self) -> String {
         format!(
-            "{}: {}; the older one stays in use, this one gives out no new address",
+            "{}: {}; the older pool stays in use, this pool gives out no new address",
             self.field(),
             self.message()
         )

@@ -108,7 +108,7 @@ fn lost(net: IpNet, first: IpAddr, last: IpAddr) -> Option<String> {
         return None;
     }
     Some(format!(
-        "no subnet is known, {net} is assumed, and not given out are {}: correct subnet and gateway of the range if that is wrong",
+        "no subnet is known, so {net} is assumed, and {} are not given out: if this is wrong, correct the range's subnet and gateway",
         names.join(", ")
     ))
 }

@@ -179,7 +179,9 @@ impl ImportPlan {
             let mut with = taken.clone();
             with.push(range);
             let fault = if with.len() > MOST_RANGES {
-                Some(format!("a pool has at most {MOST_RANGES} ranges: make another IPPool of it"))
+                Some(format!(
+                    "a pool has at most {MOST_RANGES} ranges: create another IPPool for this item"
+                ))
             } else {
                 let fault = PoolRanges::parse(&with).err().map(|error| error.message);
                 fault.or_else(|| self.conflict(name, &spec(name, with.clone()), known))

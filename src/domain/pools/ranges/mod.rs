@@ -88,7 +88,7 @@ impl PoolRanges {
                 return Err(error(
                     &path,
                     format!(
-                        "{first} to {last} overlaps spec.ranges[{other}]: ranges of one pool must be apart"
+                        "{first} to {last} overlaps spec.ranges[{other}]: ranges of one pool must not overlap"
                     ),
                 ));
             }
@@ -237,6 +237,7 @@ fn parse_bounds(path: &str, range: &api::Range) -> Result<(Subnet, IpAddr, IpAdd
     let pair = net.prefix_len() + 1 == net.max_prefix_len();
     let (low, high) = (to_u128(net.network()), to_u128(net.broadcast()));
     let v4 = matches!(net, IpNet::V4(_));
+    let family = family_name(v4);
 
     let first_host = if single || pair { low } else { low + 1 };
     let last_host = if single || pair || !v4 { high } else { high - 1 };
@@ -282,7 +283,12 @@ fn parse_bounds(path: &str, range: &api::Range) -> Result<(Subnet, IpAddr, IpAdd
             let field = format!("{path}.gateway");
             let ip = parse_ip(&field, text)?;
             if ip.is_ipv4() != v4 {
-                return Err(error(&field, format!("{ip} is not of the family of subnet {net}")));
+                return Err(error(
+                    &field,
+                    format!(
+                        "{ip} is not of the IP family of subnet {net}: use an {family} address"
+                    ),
+                ));
             }
             Some(ip)
         }
@@ -312,9 +318,12 @@ fn parse_excludes(
                 (ip, ip)
             };
             if first.is_ipv4() != v4 || last.is_ipv4() != v4 {
+                let (net, family) = (subnet.net, family_name(v4));
                 return Err(error(
                     &field,
-                    format!("{text} is not of the family of subnet {}", subnet.net),
+                    format!(
+                        "{text} is not of the IP family of subnet {net}: use {family} addresses"
+                    ),
                 ));
             }
             if first > last {
@@ -393,6 +402,10 @@ fn set(text: Option<&String>) -> Option<&str> {
 
 fn subnets_net(subnets: &[Subnet], index: usize) -> &IpNet {
     &subnets[index].net
+}
+
+fn family_name(v4: bool) -> &'static str {
+    if v4 { "IPv4" } else { "IPv6" }
 }
 
 fn same_family(a: &IpNet, b: &IpNet) -> bool {

@@ -70,7 +70,9 @@ pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
 pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     let address = || {
         let address = address_for_name(spec)?;
-        Some(format!("the selector names {address}, an address: name VMs or their labels"))
+        Some(format!(
+            "the selector names the address {address}, which selects no VM: use VM names or labels"
+        ))
     };
     selector_fault(spec).or_else(address)
 }

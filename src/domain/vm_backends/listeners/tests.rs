@@ -234,7 +234,7 @@ fn an_address_for_a_name_is_reported_where_no_backend_runs() {
         };
         ready(&report, "10.0.0.100").2
     };
-    let without_backends = "no running backend servers: the selector names 10.0.0.5, an address: name VMs or their labels";
+    let without_backends = "no running backend servers: the selector names the address 10.0.0.5, which selects no VM: use VM names or labels";
     assert_eq!(found(&[]), without_backends);
     assert_eq!(found(&[vm("a", true, false)]), "announced at 10.0.0.100");
 }

@@ -48,7 +48,7 @@ fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<
         None => "no node has announced it yet".to_owned(),
     };
     Some(format!(
-        "spec.externalTrafficPolicy of the Service is Local, and kube-vip announces such an address only while its leading node runs a VM of it: {last}, ready VMs are on {nodes}: run one on the node that leads, or set Cluster"
+        "spec.externalTrafficPolicy of the Service is Local, so kube-vip announces the address only while kube-vip's leading node runs a ready VM; {last}, ready VMs are on {nodes}: run a VM on the leading node, or set externalTrafficPolicy to Cluster"
     ))
 }
 
@@ -56,7 +56,7 @@ fn source_ranges(stored: &StoredService) -> String {
     let ports: Vec<String> =
         stored.ports.iter().map(|port| format!("{} {}", port.protocol, port.port)).collect();
     format!(
-        "clients outside spec.loadBalancerSourceRanges of the Service are not refused where kube-proxy uses iptables, but reach what the announcing node itself serves on {}: use ports on which nodes serve nothing, or filter before the address",
+        "clients outside spec.loadBalancerSourceRanges of the Service are not refused where kube-proxy uses iptables: they reach what the announcing node itself serves on {}: use ports on which nodes serve nothing, or filter this traffic before the node",
         ports.join(", ")
     )
 }
