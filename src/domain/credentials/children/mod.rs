@@ -96,7 +96,9 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
         }
         let is_taken = wanted.contains_key(&name);
         wanted.entry(name).or_insert(child);
-        is_taken.then(|| "its TokenRotation would have the name of the API key's".to_owned())
+        is_taken.then(|| {
+            "its TokenRotation would have the name of the API key's TokenRotation".to_owned()
+        })
     };
     if parent.spec.source.is_some() {
         let key = of_key(parent, seen.url);
@@ -109,7 +111,9 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
                 want(of_credential(parent, &one.name, seen.url))
             } else {
                 let (owner, user) = (&one.owner, seen.user);
-                Some(format!("it is the user {owner:?}'s, and the API key {user:?}'s"))
+                Some(format!(
+                    "it belongs to the user {owner:?}, and the API key to the user {user:?}"
+                ))
             };
             children.apart.extend(why.map(|why| (one.name.clone(), why)));
         }
@@ -249,8 +253,8 @@ fn full_name(rotation: &TokenRotation) -> String {
 /// as its target, and has precedence.
 pub fn second_message(first: &TokenRotation) -> String {
     format!(
-        "TokenRotation {} replaces this credential already, and goes first: of two the one that was made by hand, \
-         then the older one; this one does nothing: delete one of the two",
+        "TokenRotation {} already replaces this credential and has precedence: one made by hand comes first, then the \
+         older one; this TokenRotation does nothing: delete one of the two",
         full_name(first)
     )
 }

@@ -79,7 +79,7 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
     assert!(found.changed.is_empty() && found.superfluous.is_empty());
     let (name, why) = &found.apart[0];
     assert!(found.apart.len() == 1 && name == "cc-x", "{:?}", found.apart);
-    assert!(why.contains("\"u-2\"'s, and the API key \"u-1\"'s"), "{why}");
+    assert!(why.contains("user \"u-2\", and the API key to the user \"u-1\""), "{why}");
 
     let child = &found.missing[1];
     assert!(is_child(child, &parent) && rivals::made_by(child).is_some());
@@ -197,7 +197,7 @@ fn what_is_replaced_and_what_is_not_is_said() {
     let (whole, said) = summary(&found, &ready, &none);
     assert!(whole, "{said}");
     assert!(said.starts_with("2 of 2 cloud credentials and the API key are replaced;"), "{said}");
-    assert!(said.contains("only watched: cc-x (it is the user"), "{said}");
+    assert!(said.contains("only watched: cc-x (it belongs to the user"), "{said}");
     let failing = with_status(there[2].clone(), "False", "VerifyFailed");
     let (whole, said) = summary(&found, &[ready[0], ready[1], &failing], &none);
     assert!(!whole && said.contains("not replaced: cc-b: VerifyFailed: why"), "{said}");

@@ -31,9 +31,9 @@ impl TokenGrant<'_> {
         let Self { credential, owner, user, allowed } = *self;
         (owner != user && !allowed).then(|| {
             format!(
-                "spec.rancher.minter: the API key is of the user {user:?}, and the cloud credential {credential:?} \
-                 of the user {owner:?} (its annotation field.cattle.io/creatorId), who could read {user:?}'s token \
-                 in it: it must be a key of {owner:?}, or spec.source.rancherToken.allowOtherUser must be true"
+                "spec.rancher.minter: the API key belongs to the user {user:?}, but the cloud credential {credential:?} \
+                 to the user {owner:?} (its annotation field.cattle.io/creatorId), who could read a token of {user:?} \
+                 in it: use an API key of {owner:?}, or set spec.source.rancherToken.allowOtherUser to true"
             )
         })
     }
@@ -44,8 +44,8 @@ impl TokenGrant<'_> {
 /// that no cluster is named.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, String> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
-        "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that a token can be made that is good \
-         for that cluster alone; or spec.source.rancherToken.cluster must name one"
+        "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that its token can be limited to that \
+         cluster; or name a cluster in spec.source.rancherToken.cluster"
             .to_owned()
     })
 }
@@ -94,15 +94,15 @@ impl MinterSecret<'_> {
         match (self.wanted, self.first) {
             (Some(url), _) | (None, Some(url)) if is_same_url(named, url) => Ok(url.to_owned()),
             (Some(_), _) => Err(format!(
-                "{has}, which is not sent to spec.rancher.url: that must be the same URL"
+                "{has}: the key is not sent to spec.rancher.url, which must be the same URL"
             )),
             (None, Some(url)) => Err(format!(
-                "{has}, and this TokenRotation is about {url:?}: it must be a key of that one; for another Rancher make \
-                 another TokenRotation"
+                "{has}, but this TokenRotation is for {url:?}: use an API key of that Rancher, or make another \
+                 TokenRotation for the other Rancher"
             )),
             (None, None) if is_server(named) => Ok(named.trim_end_matches('/').to_owned()),
             (None, None) => Err(format!(
-                "{has}: that must be https:// and a host, perhaps with a port, and nothing behind it"
+                "{has}: the URL must be https://HOST or https://HOST:PORT, with nothing after it"
             )),
         }
     }

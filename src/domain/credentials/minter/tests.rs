@@ -13,7 +13,7 @@ fn a_token_of_another_user_is_given_only_if_the_spec_says_so() {
         "\"u-owner\"",
         "\"user-admin\"",
         "field.cattle.io/creatorId",
-        "spec.source.rancherToken.allowOtherUser must be true",
+        "set spec.source.rancherToken.allowOtherUser to true",
     ] {
         assert!(why.contains(part), "{part}: {why}");
     }

@@ -67,16 +67,16 @@ impl DriverRight {
     /// Message about the API key's user, who lacks the right.
     pub fn lacking(&self) -> String {
         format!(
-            "the API key's user may not {self} in any namespace there, as Rancher's node driver must: give that user a \
-             role in a namespace by which virtual machines can be made, or use a key of a user who has one"
+            "the API key's user may not {self} in any namespace there, and Rancher's node driver needs that right: give \
+             the user a role that may create virtual machines in a namespace, or use a key of a user with such a role"
         )
     }
 
     /// Message about a ServiceAccount that lacks the right.
     pub fn account_lacks(&self, account: &str) -> String {
         format!(
-            "ServiceAccount {account} may not {self} in any namespace, as Rancher's node driver must: bind it a role by \
-             which virtual machines can be made, in the namespace of the machines"
+            "ServiceAccount {account} may not {self} in any namespace, and Rancher's node driver needs that right: bind \
+             it to a role that may create virtual machines, in the namespace of the machines"
         )
     }
 }

@@ -141,7 +141,7 @@ async fn one_object_renews_them_all_and_the_api_key() -> Result<()> {
     let first = site.are(&[KEYS, &name(&own)]).await?;
     let parts = [
         "1 of 1 cloud credentials and the API key are replaced",
-        &format!("only watched: {theirs} (it is the user \"{}\"'s", site.user),
+        &format!("only watched: {theirs} (it belongs to the user \"{}\",", site.user),
     ];
     let status = site.stands(ALL, "Current", &parts).await?;
     ensure!(status.rancher_url.as_deref() == Some(site.there.url()), "{status:#?}");

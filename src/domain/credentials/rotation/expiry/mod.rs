@@ -96,7 +96,7 @@ pub(super) fn minter_condition(
         }
         Some(at) if at <= now => {
             let message = format!(
-                "the API key {} ends at {end}, and no TokenRotation renews it: afterwards it cannot renew itself",
+                "the API key {} ends at {end}, and no TokenRotation renews it: make one before then, because a key that has ended cannot renew itself",
                 key.name
             );
             (True, "NotRenewed", message)
