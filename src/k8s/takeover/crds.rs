@@ -32,7 +32,8 @@ impl TakeoverClient {
         let mut crds = Vec::new();
         for name in CRDS {
             let crd = self.definition(name).await;
-            let crd = crd.with_context(|| format!("cannot read CRD {name}, which Harvester has"))?;
+            let crd =
+                crd.with_context(|| format!("cannot read CRD {name}, which Harvester has"))?;
             let has_status = crd.spec.versions.iter().any(|version| {
                 version.subresources.as_ref().is_some_and(|all| all.status.is_some())
             });

@@ -227,13 +227,8 @@ fn an_address_of_the_cluster_wakes_only_those_that_can_be_decided() {
     leader.writers.records.set(record("leased", "10.7.0.7"));
     leader.reports(&["ns/web"]);
     let node = Reserved::Node("n".into());
-    let of_endpoints = [
-        ViewPart::Vms,
-        ViewPart::Pods,
-        ViewPart::Services,
-        ViewPart::Slices,
-        ViewPart::HostLinks,
-    ];
+    let of_endpoints =
+        [ViewPart::Vms, ViewPart::Pods, ViewPart::Services, ViewPart::Slices, ViewPart::HostLinks];
     let of_leases = [ViewPart::Records, ViewPart::Agents];
     let of_both = [
         ViewPart::Nodes,
