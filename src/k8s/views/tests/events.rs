@@ -300,8 +300,7 @@ async fn the_first_list_of_a_part_that_leases_need_wakes_those_with_leased_addre
     assert!(views.is_synced() && views.endpoints_synced() && views.leasing_synced());
 }
 
-/// Until a list of LoadBalancers is complete, the view may lack LoadBalancers that compete with the
-/// listed one.
+/// The view may lack LoadBalancers that compete with the listed one, until the list is complete.
 #[tokio::test]
 async fn the_end_of_a_list_of_load_balancers_wakes_all_of_them() {
     let mut leader = LeaderViews::new();
