@@ -52,6 +52,13 @@ async fn serves(operator: &Operator, end: Duration) -> Result<()> {
     .await
 }
 
+/// Last lines of an operator's log, for the error of a wait.
+fn recent_log(operator: &Operator) -> String {
+    let log = operator.process.log();
+    let lines: Vec<&str> = log.lines().rev().take(12).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -147,7 +154,7 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
         cluster.store(data).await?;
         for (operator, so_far) in operators.iter().zip(so_far) {
             eventually(SOON, &format!("{what} certificate in use"), async || {
-                adopted(operator) > so_far
+                if adopted(operator) > so_far { Ok(true) } else { Err(recent_log(operator)) }
             })
             .await?;
         }
