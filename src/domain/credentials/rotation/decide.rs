@@ -175,11 +175,13 @@ fn continue_pending(
         .as_ref()
         .is_some_and(|publishing| publishing.replaces == version && publishing.made == *made);
     if is_recorded {
-        // The old token stays in the target only if it works. Rancher stops reading a cloud
-        // credential that names an unknown token.
+        // The old token stays in the target only if it works, because Rancher stops reading a cloud
+        // credential that names an unknown token. A leaked token has no overlap, so it does not
+        // stay either.
         let is_alive =
             matches!(&seen.target, TargetState::There { holds: Some(held), .. } if !held.is_dead);
-        let keep = is_alive && plan.source.is_some_and(|source| source.prunes);
+        let is_leaked = pending.requests.leaked.is_some();
+        let keep = is_alive && !is_leaked && plan.source.is_some_and(|source| source.prunes);
         return RotationAction::Publish { keep };
     }
     let mut next = record.clone();

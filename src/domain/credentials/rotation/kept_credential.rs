@@ -49,8 +49,7 @@ pub(super) fn occupied_until(
 /// publication. `None`: a credential is pending, or no credential was published yet.
 pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;
-    let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
-    Some(if leaked { published } else { published + plan.overlap + 1 })
+    Some(published + plan.overlap + 1)
 }
 
 /// Observed state for a TokenRotation without precedence. This TokenRotation must not remove the

@@ -6,6 +6,7 @@ use super::*;
 
 mod deletion;
 mod foreign_credentials;
+mod kept_credential;
 mod model;
 mod waiting;
 
