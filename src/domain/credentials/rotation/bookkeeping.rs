@@ -5,8 +5,8 @@
 use super::foreign_credentials::{record_found, serial_of};
 use super::{
     CurrentEntry, ObservedState, PendingEntry, PendingPublication, RecordChange, RetiredCredential,
-    RotationAction, RotationPlan, RotationRecord, RotationStep, Seconds, TargetCredential,
-    TargetState, issuer_report,
+    RotationAction, RotationPlan, RotationRecord, RotationStep, SURELY_ANSWERED, Seconds,
+    TargetCredential, TargetState, issuer_report,
 };
 
 /// Pause after the first failure of a step, in seconds. Each further failure doubles the pause, up
@@ -163,8 +163,8 @@ fn adopted(
 }
 
 /// Moves the pending credential to `previous`, the list of credentials to revoke. If an attempt to
-/// publish it was recorded, a client may have read it. In this case, the revocation waits for the
-/// overlap.
+/// publish it was recorded, a client may have read it, and the attempt may still succeed. In this
+/// case, the revocation waits for the overlap, and for the end of the attempt.
 pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
@@ -172,11 +172,34 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
         Some(PendingPublication { made, replaces }) => RetiredCredential {
             name,
             hash: Some(made.hash),
-            after: Some(now + plan.overlap + 1),
+            after: Some(now + SURELY_ANSWERED.max(plan.overlap + 1)),
             replaces: Some(replaces),
             ..RetiredCredential::default()
         },
     });
+}
+
+/// Record without the late writes that can no longer succeed. The server refuses such a write,
+/// because the target has another version by now. The write may have succeeded earlier, and a
+/// client may have read its credential. Therefore the overlap of this credential begins now.
+/// `None`: no such write is recorded.
+pub(super) fn without_late_writes(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> Option<RotationRecord> {
+    let TargetState::There { version, .. } = &seen.target else { return None };
+    let is_over =
+        |old: &RetiredCredential| old.replaces.as_ref().is_some_and(|replaces| replaces != version);
+    if !record.previous.iter().any(is_over) {
+        return None;
+    }
+    let mut next = record.clone();
+    for old in next.previous.iter_mut().filter(|old| is_over(old)) {
+        old.replaces = None;
+        old.after = Some(seen.now + plan.overlap + 1);
+    }
+    Some(next)
 }
 
 /// Record after `step` has failed. `name`: name of the credential that was to be revoked. Other

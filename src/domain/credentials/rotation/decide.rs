@@ -2,13 +2,14 @@
 
 use super::bookkeeping::{
     EarliestTime, abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record,
+    without_late_writes,
 };
 use super::foreign_credentials::is_unseen;
 use super::kept_credential::{as_second, drop_kept_foreign, is_kept, kept_hash, occupied_until};
 use super::{
     HELD_ELSEWHERE, ObservedState, PendingEntry, PendingPublication, READ_AGAIN_AFTER,
-    RecordChange, RetiredCredential, RotationAction, RotationPlan, RotationRecord, RotationStep,
-    Seconds, TargetState, UnpublishedCredential, deletion, due, failed,
+    RecordChange, RotationAction, RotationPlan, RotationRecord, RotationStep, Seconds, TargetState,
+    UnpublishedCredential, deletion, due, failed,
 };
 
 /// Returns the next step of a rotation.
@@ -269,27 +270,4 @@ fn revoke(
         }
     }
     None
-}
-
-/// Record without the late writes that can no longer succeed. The server refuses such a write,
-/// because the target has another version by now. The write may have succeeded earlier, and a
-/// client may have read its credential. Therefore the overlap of this credential begins now.
-/// `None`: no such write is recorded.
-fn without_late_writes(
-    plan: &RotationPlan,
-    record: &RotationRecord,
-    seen: &ObservedState,
-) -> Option<RotationRecord> {
-    let TargetState::There { version, .. } = &seen.target else { return None };
-    let is_over =
-        |old: &RetiredCredential| old.replaces.as_ref().is_some_and(|replaces| replaces != version);
-    if !record.previous.iter().any(is_over) {
-        return None;
-    }
-    let mut next = record.clone();
-    for old in next.previous.iter_mut().filter(|old| is_over(old)) {
-        old.replaces = None;
-        old.after = Some(seen.now + plan.overlap + 1);
-    }
-    Some(next)
 }

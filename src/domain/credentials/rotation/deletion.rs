@@ -2,6 +2,7 @@
 
 use super::bookkeeping::{
     EarliestTime, abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record,
+    without_late_writes,
 };
 use super::foreign_credentials::record_found;
 use super::kept_credential::{drop_kept_foreign, kept_foreign_until};
@@ -82,13 +83,9 @@ pub(super) fn next_step(
     if let Some(act) = news {
         return act;
     }
-    if let Some(pending) = &record.pending {
+    if record.pending.is_some() {
         let mut next = record.clone();
-        let answered = pending.since + SURELY_ANSWERED;
         abandon(plan, &mut next, seen.now);
-        for old in next.previous.iter_mut().filter(|old| old.replaces.is_some()) {
-            old.after = old.after.max(Some(answered));
-        }
         return RotationAction::write(RecordChange::Abandoned, next);
     }
     if plan.revokes
@@ -105,6 +102,11 @@ pub(super) fn next_step(
         next.current = None;
         return RotationAction::write(RecordChange::Abandoned, next);
     }
+    if !plan.revokes
+        && let Some(next) = with_overlaps(plan, record, seen)
+    {
+        return RotationAction::write(RecordChange::Abandoned, next);
+    }
     let mut until = EarliestTime::default();
     if let Some(act) = drop_kept_foreign(plan, record, seen, &mut until) {
         return act;
@@ -112,8 +114,9 @@ pub(super) fn next_step(
     for old in &record.previous {
         // `old.after` is the end of an overlap, or of a pause after a failed revocation. An overlap
         // is skipped if `plan.revokes` is true, or if the target was deleted. A deleted target has
-        // no readers.
-        let is_read = !plan.revokes && seen.target != TargetState::Absent;
+        // no readers, but it gets readers again if a late write of `old` creates it.
+        let is_absent = seen.target == TargetState::Absent && old.replaces.is_none();
+        let is_read = !plan.revokes && !is_absent;
         let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {
             Some(after) if after > seen.now => until.or(after),
@@ -127,6 +130,27 @@ pub(super) fn next_step(
         }
     }
     until.0.map_or(RotationAction::Finish, |until| RotationAction::Wait(Some(until.min(last))))
+}
+
+/// Record in which the overlap of every replaced credential has begun. Two overlaps begin now: one
+/// that waits for a restart of the workloads, because a deletion restarts none, and the overlap of
+/// a credential whose late write can no longer succeed. `None`: all overlaps have begun before.
+fn with_overlaps(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> Option<RotationRecord> {
+    if let Some(next) = without_late_writes(plan, record, seen) {
+        return Some(next);
+    }
+    if record.previous.iter().all(|old| old.after.is_some()) {
+        return None;
+    }
+    let mut next = record.clone();
+    for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
+        old.after = Some(seen.now + plan.overlap + 1);
+    }
+    Some(next)
 }
 
 fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {

@@ -219,3 +219,51 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
     far.previous[0].after = Some(100 * DAY);
     assert_eq!(last(&far), 3_600 + 900);
 }
+
+/// With `onDelete: Keep`, clients of the target may still read a replaced credential. So its
+/// revocation waits for an overlap, even if the overlap had not begun before the deletion.
+#[test]
+fn a_deletion_revokes_no_credential_that_a_client_may_read() {
+    let late = |replaces: &str, mut record: RotationRecord| {
+        record.previous[0].replaces = Some(replaces.to_owned());
+        record
+    };
+    let (_, record) = leaving(false);
+    let mut restarting = record.clone();
+    restarting.previous[0].after = None;
+    for (what, record, target, end) in [
+        ("the target was deleted", record.clone(), TargetState::Absent, 0),
+        ("a late write may create the target", late("", record.clone()), TargetState::Absent, 600),
+        ("a late write was refused or replaced", late("0", record), there(Some("h2"), None), 3_601),
+        ("the workloads were not restarted", restarting, there(Some("h2"), None), 3_601),
+    ] {
+        let (plan, _) = leaving(false);
+        let (done, left) = left((plan, record), &target, UnknownReason::Silent, false);
+        let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
+        assert_eq!(done, [(end, "r-1"), (end, "gone")], "{what}");
+        assert!(left.is_empty(), "{what}: {left:?}");
+    }
+}
+
+/// A publication that is under way when the deletion is requested may still succeed. The credential
+/// is not revoked before the publication has surely ended, even if the spec sets no overlap.
+#[test]
+fn a_deletion_waits_for_the_end_of_a_publication() {
+    let (plan, record) = leaving(false);
+    let plan = RotationPlan { overlap: 0, ..plan };
+    let made = MintedCredential { hash: "h3".into(), issued: DAY, expires: Some(31 * DAY) };
+    let pending = PendingEntry {
+        name: "r-3".into(),
+        since: DAY - 600,
+        publishing: Some(PendingPublication { made, replaces: "1".into() }),
+        ..PendingEntry::default()
+    };
+    let record = RotationRecord { serial: 3, pending: Some(pending), ..record };
+    let seen =
+        ObservedState { now: DAY, target: there(Some("h2"), None), ..ObservedState::default() };
+    let RotationAction::Write(RecordChange::Abandoned, next) = decide(&plan, &record, &seen) else {
+        panic!("{:?}", decide(&plan, &record, &seen))
+    };
+    let abandoned = next.previous.iter().find(|old| old.name == "r-3");
+    assert_eq!(abandoned.and_then(|old| old.after), Some(DAY + SURELY_ANSWERED));
+}
