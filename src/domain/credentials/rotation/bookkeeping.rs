@@ -3,6 +3,7 @@
 //! may be revoked.
 
 use super::foreign_credentials::{record_found, serial_of};
+use super::kept_credential::kept_hash;
 use super::{
     CurrentEntry, ObservedState, PendingEntry, PendingPublication, RecordChange, RetiredCredential,
     RotationAction, RotationPlan, RotationRecord, RotationStep, SURELY_ANSWERED, Seconds,
@@ -150,6 +151,11 @@ fn adopted(
     let made_here = |name: &&String| named(name) && serial_of(plan, record, name).is_some();
     let lost = || seen.existing.iter().flatten().find(made_here).cloned();
     let ours = again.or_else(lost);
+    if ours.is_some() && kept_hash(seen).is_some() {
+        // A late write has published the credential, and the target keeps the one before. The
+        // overlap of the kept credential begins now.
+        next.last_rotation = Some(seen.now);
+    }
     next.current = Some(CurrentEntry {
         ours: ours.is_some(),
         name: ours.unwrap_or_else(|| held.claims.name.clone()),

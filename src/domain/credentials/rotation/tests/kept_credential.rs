@@ -42,3 +42,34 @@ fn a_foreign_credential_has_its_overlap_although_a_leak_was_reported_before() {
     let later = ObservedState { now: end, ..seen };
     assert_eq!(decide(&plan, &record, &later), RotationAction::DropOld);
 }
+
+/// A publication succeeds after the operator has abandoned it. The operator adopts the credential,
+/// and the overlap of the foreign credential that the target keeps begins then.
+#[test]
+fn a_foreign_credential_has_its_overlap_after_a_late_publication() {
+    let late = RetiredCredential {
+        name: "r-3".into(),
+        hash: Some("h3".into()),
+        after: Some(DAY),
+        replaces: Some("0".into()),
+        ..RetiredCredential::default()
+    };
+    let foreign = CurrentEntry { hash: "x".into(), issued: DAY, ..CurrentEntry::default() };
+    let record = RotationRecord {
+        serial: 3,
+        current: Some(foreign),
+        previous: vec![late],
+        last_rotation: Some(0),
+        ..RotationRecord::default()
+    };
+    let (plan, now) = (plan(), 3 * DAY);
+    let target = there(Some("h3"), Some("x"));
+    let seen = ObservedState { now, target, ..ObservedState::default() };
+    let RotationAction::Write(RecordChange::Adopted, record) = decide(&plan, &record, &seen) else {
+        panic!("{:?}", decide(&plan, &record, &seen))
+    };
+    let end = now + plan.overlap + 1;
+    assert_eq!(decide(&plan, &record, &seen), RotationAction::Wait(Some(end)));
+    let later = ObservedState { now: end, ..seen };
+    assert_eq!(decide(&plan, &record, &later), RotationAction::DropOld);
+}
