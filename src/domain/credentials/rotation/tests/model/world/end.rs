@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::deletion::knows;
 use super::{OVERLAP, World, works};
 use crate::credentials::rotation::ready::{ReadyFacts, ReadyReason};
 use crate::credentials::rotation::{
@@ -12,15 +13,24 @@ use crate::credentials::timestamp::Seconds;
 impl World {
     pub(super) fn check(&mut self) -> Result<(), String> {
         self.note();
-        let in_target = self.secret.as_ref().filter(|s| !s.spoilt).and_then(|s| s.token.clone());
+        let is_deleting = self.plan.deleting.is_some();
+        if is_deleting && self.secret.is_none() {
+            // A deletion gives credentials no overlap if the target does not exist any more.
+            self.held.clear();
+        }
+        let secret = self.secret.iter().filter(|secret| !secret.spoilt);
+        let in_target: BTreeSet<String> =
+            secret.flat_map(|secret| secret.token.iter().chain(&secret.kept)).cloned().collect();
         let never = Seconds::MIN / 2;
         let held = self.held.iter().map(|(hash, until)| (hash, *until));
         for (hash, until) in held.chain(in_target.iter().map(|hash| (hash, never))) {
             let credential = &self.credentials[hash];
             let ended = credential.expires.is_some_and(|end| end <= self.now);
-            let is_held = in_target.as_ref() == Some(hash);
+            let is_held = in_target.contains(hash);
             let recent = is_held || self.now - until <= OVERLAP && !credential.leaked;
-            if recent && !credential.alive && !ended && !credential.by_hand {
+            // A deletion with `Revoke` spares only a foreign credential in the target.
+            let may_end = is_deleting && self.plan.revokes && (credential.ours || !is_held);
+            if recent && !credential.alive && !ended && !credential.excused && !may_end {
                 return Err(format!("{hash} is read, or was just now, and does not work"));
             }
         }
@@ -28,7 +38,8 @@ impl World {
     }
 
     /// Runs both workers, without failures and edits, until one credential works and no other
-    /// credential of the operator exists.
+    /// credential of the operator exists. If the user has deleted the TokenRotation, both run until
+    /// the deletion is complete.
     pub fn calm(&mut self) -> Result<(), String> {
         self.mend();
         while !self.in_flight.is_empty() {
@@ -47,7 +58,7 @@ impl World {
                 let Some((record, _, seen)) = self.workers[who].looked.clone() else { break };
                 let next = self.decide(who, &record, &seen);
                 self.check_rest(who, &record, &seen, &next)?;
-                if matches!(next, RotationAction::Wait(_) | RotationAction::Finish) {
+                if matches!(next, RotationAction::Wait(_)) {
                     break;
                 }
                 acts += 1;
@@ -57,7 +68,10 @@ impl World {
                 self.act(who)?;
                 self.check()?;
             }
-            if self.is_calm() {
+            if self.completed.is_some() {
+                return Ok(());
+            }
+            if self.plan.deleting.is_none() && self.is_calm() {
                 return self.one_is_left();
             }
             self.now += 1;
@@ -69,7 +83,7 @@ impl World {
     ///
     /// * If a rotation waits and is Ready, its credential works.
     /// * A pause that follows from the record alone is not longer than a pause after a read of the
-    ///   target.
+    ///   target. A deletion always reads the target.
     fn check_rest(
         &self,
         who: usize,
@@ -93,18 +107,15 @@ impl World {
         let TargetState::There { holds: Some(held), kept: None, .. } = &seen.target else {
             return Ok(());
         };
+        if plan.deleting.is_some() {
+            return Ok(());
+        }
         let exist = |name: &String| seen.existing.iter().flatten().any(|one| one == name);
-        let is_known = |name: &&String| {
-            let current = record.current.iter().map(|one| &one.name);
-            let pending = record.pending.iter().map(|one| &one.name);
-            let old = record.previous.iter().map(|old| &old.name);
-            current.chain(pending).chain(old).any(|one| one == *name)
-        };
         let is_recorded = record
             .current
             .as_ref()
             .is_some_and(|one| one.hash == held.hash && (!one.ours || exist(&one.name)))
-            && seen.existing.iter().flatten().all(|name| is_known(&name));
+            && seen.existing.iter().flatten().all(|name| knows(record, name));
         let unpublished = self.workers[who].unpublished.clone();
         let alone = idle::step_as_recorded(plan, record, unpublished, now).filter(|_| is_recorded);
         match (alone, next) {

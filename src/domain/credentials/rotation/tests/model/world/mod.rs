@@ -1,11 +1,17 @@
 //! State of the model: an issuer, a target, a record, and two workers.
 
 mod calls;
+mod deletion;
 mod end;
+mod faults;
 mod person;
+
+pub use deletion::{Completion, Moment};
+pub use faults::Fault;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::{Form, Life};
 use crate::credentials::rotation::schedule::ReplacementSchedule;
 use crate::credentials::rotation::*;
 use crate::credentials::token::TokenClaims;
@@ -34,32 +40,8 @@ pub enum Move {
     RevokeByHand,
     Ask,
     Leak,
-}
-
-/// Part of the protocol that a run leaves out.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Fault {
-    RevokeBeforeOverlap,
-    PublishUnverified,
-    MintUnrecorded,
-    PublishUnguarded,
-    ForgetFlight,
-    NeverFind,
-    OverwriteForeign,
-    RevokeWhatIsHeld,
-}
-
-impl Fault {
-    pub const ALL: [Self; 8] = [
-        Self::RevokeBeforeOverlap,
-        Self::PublishUnverified,
-        Self::MintUnrecorded,
-        Self::PublishUnguarded,
-        Self::ForgetFlight,
-        Self::NeverFind,
-        Self::OverwriteForeign,
-        Self::RevokeWhatIsHeld,
-    ];
+    /// The user deletes the TokenRotation. Field: whether the spec says `Revoke`.
+    Remove(bool),
 }
 
 #[derive(Clone, Debug)]
@@ -67,8 +49,9 @@ impl Fault {
 struct Credential {
     name: String,
     alive: bool,
-    /// Whether a person has revoked the credential.
-    by_hand: bool,
+    /// Whether the end of the credential breaks no invariant. The usual reason is that a person has
+    /// revoked it.
+    excused: bool,
     /// Whether the credential was reported as leaked. A report is about every credential except the
     /// one that is published because of the report.
     leaked: bool,
@@ -104,6 +87,19 @@ enum Trouble {
     Hang,
 }
 
+/// A write that is under way to the target.
+#[derive(Clone, Debug)]
+struct Flight {
+    /// Version of the Secret that the write replaces. Empty: the write creates the Secret.
+    replaces: String,
+    hash: String,
+    /// Whether the replaced token stays in the Secret beside the new one.
+    keep: bool,
+    sent: Seconds,
+    /// Whether a report of a leak asked for the publication.
+    for_leak: bool,
+}
+
 pub struct World {
     now: Seconds,
     plan: RotationPlan,
@@ -114,7 +110,10 @@ pub struct World {
     record: RotationRecord,
     record_version: u64,
     workers: [Worker; 2],
-    in_flight: Vec<(String, String, bool)>,
+    in_flight: Vec<Flight>,
+    /// Whether each write ends within `SURELY_ANSWERED`. Only the decision for a deletion relies on
+    /// that.
+    has_short_flights: bool,
     named: BTreeSet<String>,
     /// Map from the hash of a token to the last time at which the token was in the target.
     held: BTreeMap<String, Seconds>,
@@ -123,10 +122,12 @@ pub struct World {
     foreign: u64,
     asked: u64,
     pub published: u64,
+    /// Completion of the deletion of the TokenRotation. `None`: the TokenRotation exists.
+    pub completed: Option<Completion>,
 }
 
 impl World {
-    pub fn new(readable: bool, prunes: bool, restarts: bool, fault: Option<Fault>) -> Self {
+    pub fn new(form: Form, life: Life, fault: Option<Fault>) -> Self {
         let schedule = ReplacementSchedule {
             left_percent: 33,
             minimum_left: 0,
@@ -136,12 +137,12 @@ impl World {
         };
         let plan = RotationPlan {
             prefix: "r".into(),
-            source: Some(IssuerTraits { readable, prunes, is_apart: prunes }),
+            source: Some(form.source),
             lifetime: LIFE,
             presumed: LIFE,
             schedule,
             overlap: OVERLAP,
-            restarts,
+            restarts: form.restarts,
             revokes: false,
             is_second: false,
             deleting: None,
@@ -158,17 +159,15 @@ impl World {
             record_version: 0,
             workers: Default::default(),
             in_flight: Vec::new(),
+            has_short_flights: life == Life::Deleted,
             named: BTreeSet::new(),
             held: BTreeMap::new(),
             minted: 0,
             foreign: 0,
             asked: 0,
             published: 0,
+            completed: None,
         }
-    }
-
-    fn has(&self, fault: Fault) -> bool {
-        self.fault == Some(fault)
     }
 
     pub fn step(&mut self, step: Move) -> Result<(), String> {
@@ -189,7 +188,7 @@ impl World {
                     self.edit(false, Some(hash));
                 }
             }
-            Move::Delete => self.secret = None,
+            Move::Delete => self.delete_secret(),
             Move::Spoil => self.secret.iter_mut().for_each(|secret| secret.spoilt = true),
             Move::Mend => self.mend(),
             Move::RevokeByHand => self.by_hand(),
@@ -201,6 +200,7 @@ impl World {
                 self.asked += 1;
                 self.plan.requests.leaked = Some(self.asked.to_string());
             }
+            Move::Remove(revokes) => self.remove(revokes),
         }
         self.check()
     }
@@ -248,42 +248,13 @@ impl World {
     }
 
     /// Reads first the target and then the record, so the record may be newer than the target.
+    /// Reads nothing after the completion of a deletion.
     fn look(&mut self, who: usize) {
+        if self.completed.is_some() {
+            return;
+        }
         let seen = self.seen(None);
         self.workers[who].looked = Some((self.record.clone(), self.record_version, seen));
-    }
-
-    fn decide(&self, who: usize, record: &RotationRecord, seen: &ObservedState) -> RotationAction {
-        let mut seen =
-            ObservedState { unpublished: self.workers[who].unpublished.clone(), ..seen.clone() };
-        let mut record = record.clone();
-        if self.has(Fault::PublishUnverified) {
-            seen.unpublished
-                .iter_mut()
-                .for_each(|unpublished| unpublished.verified = unpublished.made.is_some());
-        }
-        if self.has(Fault::RevokeBeforeOverlap) {
-            record.previous.iter_mut().for_each(|old| old.after = Some(0));
-        }
-        if self.has(Fault::ForgetFlight) {
-            record.previous.iter_mut().for_each(|old| old.replaces = None);
-        }
-        if let TargetState::There { holds: Some(held), .. } = &mut seen.target
-            && let Some(current) = &record.current
-            && self.has(Fault::OverwriteForeign)
-            && record.pending.as_ref().and_then(|p| p.publishing.as_ref()).map(|p| &p.made.hash)
-                != Some(&held.hash)
-        {
-            held.hash.clone_from(&current.hash);
-        }
-        if let TargetState::There { holds: Some(held), .. } = &mut seen.target
-            && self.has(Fault::RevokeWhatIsHeld)
-            && record.current.is_some()
-            && record.previous.iter().any(|old| old.hash.as_ref() == Some(&held.hash))
-        {
-            held.hash = record.current.clone().unwrap_or_default().hash;
-        }
-        decide(&self.plan, &record, &seen)
     }
 
     fn act(&mut self, who: usize) -> Result<(), String> {
@@ -361,15 +332,10 @@ impl World {
                 let next = after_restart(&self.plan, &record, self.now);
                 self.write(who, version, next, &seen);
             }
-            RotationAction::DropOld => {
-                if let Some(secret) = &mut self.secret {
-                    self.versions += 1;
-                    secret.version = self.versions;
-                    secret.kept = None;
-                }
-            }
+            RotationAction::DropOld => self.drop_kept(&seen),
             RotationAction::Revoke(name) => self.revoke(who, &name),
-            RotationAction::Write(..) | RotationAction::Wait(_) | RotationAction::Finish => {}
+            RotationAction::Finish => self.finish(version, &record, &seen)?,
+            RotationAction::Write(..) | RotationAction::Wait(_) => {}
         }
         Ok(())
     }

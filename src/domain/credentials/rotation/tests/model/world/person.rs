@@ -15,7 +15,7 @@ impl World {
                 let credential = Credential {
                     name: String::new(),
                     alive: true,
-                    by_hand: false,
+                    excused: false,
                     leaked: false,
                     ours: false,
                     expires: None,
@@ -26,9 +26,18 @@ impl World {
                 hash
             })
         });
-        self.secret =
-            Some(Secret { version: self.versions, token, kept: None, spoilt: false, put_back });
+        let version = self.versions;
+        self.put(Some(Secret { version, token, kept: None, spoilt: false, put_back }), true);
         self.note();
+    }
+
+    /// Deletes the Secret. If writes have short flights, none of them creates the Secret again: the
+    /// decision for a deletion of the TokenRotation does not wait for such a write.
+    pub(super) fn delete_secret(&mut self) {
+        if self.has_short_flights {
+            self.in_flight.retain(|flight| !flight.replaces.is_empty());
+        }
+        self.put(None, true);
     }
 
     pub(super) fn mend(&mut self) {
@@ -48,7 +57,7 @@ impl World {
             && credential.ours
         {
             credential.alive = false;
-            credential.by_hand = true;
+            credential.excused = true;
         }
     }
 }

@@ -1,0 +1,91 @@
+//! Deletion of the TokenRotation by the user.
+
+use super::*;
+use crate::credentials::rotation::deletion::deadline;
+
+/// State of the rotation in which the user deletes the TokenRotation.
+#[derive(Clone, Copy, Debug)]
+pub enum Moment {
+    Any,
+    /// A publication is under way.
+    Publication,
+    /// A credential waits for its revocation.
+    Revocation,
+}
+
+/// Completion of a deletion.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Completion {
+    /// Everything was done that the spec demands.
+    InTime,
+    /// The time was over for which a deletion waits.
+    AtDeadline,
+}
+
+impl World {
+    pub fn is_at(&self, moment: Moment) -> bool {
+        match moment {
+            Moment::Any => true,
+            Moment::Publication => !self.in_flight.is_empty(),
+            Moment::Revocation => !self.record.previous.is_empty(),
+        }
+    }
+
+    /// Requests the deletion of the TokenRotation. `revokes`: whether the spec says `Revoke`. The
+    /// request changes the object that contains the record, so a write of an older record fails.
+    pub(super) fn remove(&mut self, revokes: bool) {
+        self.plan.deleting = Some(self.now);
+        self.plan.revokes = revokes;
+        self.record_version += 1;
+    }
+
+    /// Removes the finalizer, if no other worker has written the record meanwhile. The workers then
+    /// have nothing to do any more.
+    ///
+    /// Each credential of the operator that is left must be one that stays: with `Keep`, the
+    /// published one, and those in the target. At the deadline, others may be left as well, if the
+    /// report of the deletion names them, or if the record never contained them.
+    pub(super) fn finish(
+        &mut self,
+        version: u64,
+        record: &RotationRecord,
+        seen: &ObservedState,
+    ) -> Result<(), String> {
+        if version != self.record_version {
+            return Ok(());
+        }
+        let is_late = self.now >= deadline(&self.plan, record);
+        self.completed = Some(if is_late { Completion::AtDeadline } else { Completion::InTime });
+        self.workers = Default::default();
+        let mut stays = BTreeSet::new();
+        if !self.plan.revokes {
+            stays.extend(record.current.iter().map(|current| current.name.as_str()));
+            if let TargetState::There { holds, other_tokens, .. } = &seen.target {
+                let in_target = holds.iter().map(|held| &held.hash).chain(other_tokens);
+                stays.extend(in_target.map(|hash| self.credentials[hash].name.as_str()));
+            }
+        }
+        if is_late {
+            stays.extend(left_behind(&self.plan, record));
+        }
+        let is_unknown = |name: &str| is_late && !knows(record, name);
+        let ours = self.credentials.values().filter(|c| c.ours && c.alive);
+        let left: BTreeSet<&str> = ours
+            .map(|c| c.name.as_str())
+            .filter(|name| !stays.contains(name) && !is_unknown(name))
+            .collect();
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("the deletion is complete, and {left:?} are not revoked"))
+        }
+    }
+}
+
+/// Whether the record names the credential.
+pub(super) fn knows(record: &RotationRecord, name: &str) -> bool {
+    let current = record.current.iter().map(|one| &one.name);
+    let pending = record.pending.iter().map(|one| &one.name);
+    let old = record.previous.iter().map(|old| &old.name);
+    current.chain(pending).chain(old).any(|one| one == name)
+}
