@@ -194,7 +194,10 @@ async fn networks_decide_and_may_become_known_late() -> Result<()> {
     known("x", 100).await?;
     known("y", 100).await?;
     let message = cluster.pool_says("y", "Ready", "RangeConflict").await?;
-    assert!(message.contains("networks default/y and default/x are one and the same"), "{message}");
+    assert!(
+        message.contains("network default/y and network default/x are the same segment"),
+        "{message}"
+    );
     // Both had it before: reported, and not changed.
     let note = cluster.warned("x", "AddressShared").await?;
     assert!(note.contains("10.1.0.10") && note.contains("default/y"), "{note}");

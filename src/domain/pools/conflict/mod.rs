@@ -147,9 +147,11 @@ impl PoolContender<'_> {
                 Some("the networks of the cluster are not known yet".to_owned())
             }
             (x, y) if x == y => {
-                let name =
-                    |n: &str| if n.is_empty() { "the nodes' own".into() } else { n.to_owned() };
-                Some(format!("networks {} and {} are one and the same", name(a), name(b)))
+                let name = |network: &str| match network {
+                    "" => "the management network".to_owned(),
+                    network => format!("network {network}"),
+                };
+                Some(format!("{} and {} are the same segment", name(a), name(b)))
             }
             _ => None,
         }

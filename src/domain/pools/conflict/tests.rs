@@ -181,7 +181,7 @@ fn the_weightiest_is_reported_with_both_places_and_the_remedy() {
         "the ranges 10.0.0.15 to 10.0.0.20 overlap with other pools",
         "IPPool old",
         "spec.ranges[0]",
-        "networks other/seven and ns/seven are one and the same",
+        "network other/seven and network ns/seven are the same segment",
         "exclude them here",
     ] {
         assert!(message.contains(part), "{message}");

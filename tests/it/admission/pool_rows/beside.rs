@@ -39,7 +39,7 @@ pub(super) const ROWS: &[Row] = &[
         &[OLD],
         Create,
         "{name: p, spec: {ranges: [{subnet: 10.1.0.0/24, rangeStart: 10.1.0.10, rangeEnd: 10.1.0.19}], selector: {network: default/y}}}",
-        Refuse("spec.ranges[0]", "networks default/y and default/x are one and the same"),
+        Refuse("spec.ranges[0]", "network default/y and network default/x are the same segment"),
     ),
     row(
         "overlap with the global pool",

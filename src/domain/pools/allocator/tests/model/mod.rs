@@ -183,6 +183,16 @@ impl Cluster {
         self.ask(n);
     }
 
+    /// Whether a LoadBalancer with another name than `name` holds the address by a claim whose pool
+    /// was deleted. No pool gives out such an address, whatever its segment: the segment of the
+    /// deleted pool is not known.
+    fn is_of_deleted_pool(&self, ip: IpAddr, name: &str) -> bool {
+        let is_deleted =
+            |reservation: &Reservation| !self.pools.contains_key(&reservation.claim.pool);
+        let mut others = self.allocator.reserved.at(ip).filter(|other| other.owner.name != name);
+        others.any(is_deleted)
+    }
+
     /// Returns the successor of LoadBalancer `n`: the same name, and a new UID. `None`: there is no
     /// LoadBalancer `n`.
     fn made_again(&mut self, n: usize) -> Option<LbFacts> {
@@ -211,7 +221,9 @@ impl Cluster {
                 let owner = pool.ledger.owner_of(claim.ip);
                 owner.is_some_and(|owner| owner.name != before.owner.name)
             };
-            self.is_double(n, claim) || self.allocator.pools().values().any(holds)
+            self.is_double(n, claim)
+                || self.allocator.pools().values().any(holds)
+                || self.is_of_deleted_pool(claim.ip, &before.owner.name)
         };
         let named =
             |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
