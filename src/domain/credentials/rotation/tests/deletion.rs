@@ -220,7 +220,7 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
     assert_eq!(last(&far), 3_600 + 900);
 }
 
-/// With `onDelete: Keep`, clients of the target may still read a replaced credential. So its
+/// Clients of the target may still read a replaced credential, with `onDelete: Keep`. So its
 /// revocation waits for an overlap, even if the overlap had not begun before the deletion.
 #[test]
 fn a_deletion_revokes_no_credential_that_a_client_may_read() {
