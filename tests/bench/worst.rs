@@ -209,8 +209,10 @@ fn change_among_pools() -> Duration {
     let mut allocator = PoolAllocator::default();
     let mut lbs = Vec::new();
     for number in 0..MANY {
-        let namespace = format!("n{number}");
         allocator.merge(&pool_seen(number), &LoadBalancerIndex::default());
+    }
+    for number in 0..MANY {
+        let namespace = format!("n{number}");
         for at in 0..WAITERS / MANY {
             let facts = facts(number * MANY + at, &namespace);
             let ClaimResult::Held { claim, .. } = allocator.claim(&facts) else { continue };
