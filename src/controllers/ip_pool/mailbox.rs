@@ -108,13 +108,26 @@ impl LedgerHandle {
     /// Claims an address for the LoadBalancer. Returns when the API server has stored the claim, so
     /// that the address can be published, or when the LoadBalancer is a waiter. Returns at once if
     /// there is a confirmed answer for the same facts.
-    pub async fn claim(&self, facts: LbFacts) -> Result<ClaimResult, LedgerError> {
+    ///
+    /// `exists`: whether the LoadBalancer exists now. A waiter that does not exist is removed from
+    /// the waiters: the event of its deletion may have been handled before this request, and no
+    /// later event would remove the waiter.
+    pub async fn claim(
+        &self,
+        facts: LbFacts,
+        exists: impl FnOnce() -> bool,
+    ) -> Result<ClaimResult, LedgerError> {
         if let Some(answer) = self.confirmed().answer(&facts) {
             return Ok(answer);
         }
+        let owner = facts.owner.clone();
         let (reply, answer) = oneshot::channel();
         self.send(LedgerMessage::Claim(Box::new(facts), reply))?;
-        answer.await.map_err(|_| LedgerError::Closed)?
+        let answer = answer.await.map_err(|_| LedgerError::Closed)??;
+        if matches!(answer, ClaimResult::Waiting(_)) && !exists() {
+            self.forget(owner);
+        }
+        Ok(answer)
     }
 
     /// Releases every claim of the owner. Returns when no stored ledger names the owner any more.

@@ -91,7 +91,7 @@ fn lb(name: &str) -> LbFacts {
 }
 
 async fn given(ledger: &LedgerHandle, facts: &LbFacts) -> String {
-    match ledger.claim(facts.clone()).await {
+    match ledger.claim(facts.clone(), || true).await {
         Ok(ClaimResult::Held { claim, .. }) => claim.ip.to_string(),
         Ok(ClaimResult::Waiting(why)) => why.reason().to_owned(),
         Err(error) => error.to_string(),
@@ -100,7 +100,7 @@ async fn given(ledger: &LedgerHandle, facts: &LbFacts) -> String {
 
 /// Facts of a LoadBalancer that publishes its claim, after the ledger has confirmed the claim.
 async fn published(ledger: &LedgerHandle) -> LbFacts {
-    let Ok(ClaimResult::Held { claim, .. }) = ledger.claim(lb("gone")).await else {
+    let Ok(ClaimResult::Held { claim, .. }) = ledger.claim(lb("gone"), || true).await else {
         panic!("no address")
     };
     let facts = LbFacts { published: Some(claim), ..lb("gone") };
@@ -170,6 +170,26 @@ async fn a_late_request_is_not_answered_by_what_was_confirmed_before() {
         };
         tokio::select! {
             ended = task.run() => panic!("{event}: {ended:?}"),
+            () = steps => {}
+        }
+    }
+}
+
+/// A LoadBalancer that was deleted before its request gets no address later. A LoadBalancer that
+/// exists does.
+#[tokio::test]
+async fn a_deleted_loadbalancer_does_not_wait_for_an_address() {
+    for (exists, next) in [(false, "10.0.0.10"), (true, "NoAvailableIP")] {
+        let (task, ledger) = ledger();
+        let steps = async {
+            assert_eq!(given(&ledger, &lb("first")).await, "10.0.0.10");
+            let answer = ledger.claim(lb("late"), || exists).await;
+            assert!(matches!(answer, Ok(ClaimResult::Waiting(_))), "{answer:?}");
+            ledger.release(lb("first").owner).await.unwrap();
+            assert_eq!(given(&ledger, &lb("next")).await, next, "exists: {exists}");
+        };
+        tokio::select! {
+            ended = task.run() => panic!("{ended:?}"),
             () = steps => {}
         }
     }

@@ -29,15 +29,10 @@ pub(super) async fn allocate(
         return Ok(Allocation::Unobserved);
     }
     let facts = facts::facts(lb, &around, |network| views.segment(network), *fresh);
-    let result = match ctx.ledger.claim(facts).await {
+    let result = match ctx.ledger.claim(facts, || views.has(lb)).await {
         Err(LedgerError::Stale) => return Err(ReconcileError::Outdated),
         answer => answer?,
     };
-    // The event of the LoadBalancer's deletion may have been handled before this claim. Then only
-    // this call removes the LoadBalancer from the waiters.
-    if matches!(result, ClaimResult::Waiting(_)) && !views.has(lb) {
-        ctx.ledger.forget(facts::owner(lb));
-    }
     Ok(Allocation::Done(AddressOutcome::Pool(result)))
 }
 
