@@ -1,4 +1,5 @@
-//! Conversion of a credential's times between seconds and the text in a status.
+//! Times of a credential: conversion between seconds and the text in a status, and the earliest of
+//! several times.
 
 use chrono::DateTime;
 
@@ -6,6 +7,16 @@ use crate::object_fields::rfc3339;
 
 /// Number of seconds: a duration, or a time since the epoch by the issuer's clock.
 pub type Seconds = i64;
+
+/// Earliest of the times that were passed to `or`. `None`: `or` was not called yet.
+#[derive(Default)]
+pub(super) struct EarliestTime(pub(super) Option<Seconds>);
+
+impl EarliestTime {
+    pub(super) fn or(&mut self, at: Seconds) {
+        self.0 = Some(self.0.map_or(at, |until| until.min(at)));
+    }
+}
 
 /// Text of a time in RFC 3339, in whole seconds.
 pub fn rfc3339(at: Seconds) -> String {

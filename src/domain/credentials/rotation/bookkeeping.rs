@@ -19,16 +19,6 @@ const LAST_RETRY: Seconds = 600;
 /// credential may have leaked, and no event reports that a missing right was granted.
 const LAST_REVOKE: Seconds = 120;
 
-/// Earliest of the times that were passed to `or`. `None`: `or` was not called yet.
-#[derive(Default)]
-pub(super) struct EarliestTime(pub(super) Option<Seconds>);
-
-impl EarliestTime {
-    pub(super) fn or(&mut self, at: Seconds) {
-        self.0 = Some(self.0.map_or(at, |until| until.min(at)));
-    }
-}
-
 /// Action that brings the record up to date with the observed state `seen`. `None`: `record` agrees
 /// with the target's content and with the existing credentials.
 pub(super) fn update_record(

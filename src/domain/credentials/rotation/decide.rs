@@ -1,8 +1,8 @@
 //! Decision of the next step, from the record and from the observed state.
 
+use super::super::timestamp::EarliestTime;
 use super::bookkeeping::{
-    EarliestTime, abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record,
-    without_late_writes,
+    abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record, without_late_writes,
 };
 use super::foreign_credentials::is_unseen;
 use super::kept_credential::{as_second, drop_kept_foreign, is_kept, kept_hash, occupied_until};

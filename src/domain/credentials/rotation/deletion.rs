@@ -1,8 +1,8 @@
 //! Steps before the deletion of a TokenRotation completes.
 
+use super::super::timestamp::EarliestTime;
 use super::bookkeeping::{
-    EarliestTime, abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record,
-    without_late_writes,
+    abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record, without_late_writes,
 };
 use super::foreign_credentials::record_found;
 use super::kept_credential::{drop_kept_foreign, kept_foreign_until};

@@ -1,7 +1,7 @@
 //! Credentials that the target keeps beside the one in use, because the issuer deletes a credential
 //! that the target no longer names.
 
-use super::bookkeeping::EarliestTime;
+use super::super::timestamp::EarliestTime;
 use super::{
     ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationRecord, Seconds,
     TargetState,
