@@ -11,12 +11,21 @@ use crate::domain::load_balancer::facts::{self, Project};
 use crate::k8s::informer::{self, ObjectEvent};
 
 /// Metadata of a namespace.
-type NamespaceMetadata = PartialObjectMeta<Namespace>;
+pub(super) type NamespaceMetadata = PartialObjectMeta<Namespace>;
 
 pub(super) async fn watch(at: InformerContext) {
-    let InformerContext { client, views, metrics, .. } = at.clone();
+    let InformerContext { client, views, .. } = at.clone();
     let known = || lock(&views.index.projects).keys().cloned().collect();
-    let on_event = |event: ObjectEvent<NamespaceMetadata>| match event {
+    let on_event = |event| apply(&at, event);
+    let api = Api::<NamespaceMetadata>::all(client);
+    informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
+}
+
+/// Applies an event of a namespace to the view, and enqueues the LoadBalancers in the namespace if
+/// other pools may serve them now.
+pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NamespaceMetadata>) {
+    let views = &at.views;
+    match event {
         ObjectEvent::Listed(namespace) | ObjectEvent::Changed(namespace) => {
             if namespace.name_any() == "kube-system" {
                 *lock(&views.index.cluster) = namespace.uid();
@@ -25,15 +34,15 @@ pub(super) async fn watch(at: InformerContext) {
         }
         ObjectEvent::Gone(namespace, deleted) => {
             lock(&views.index.projects).remove(&namespace);
+            // The API server deletes a namespace after the objects in it. So after a deletion that
+            // was observed, no LoadBalancer is left in the namespace.
             if deleted.is_none() {
                 views.enqueue_lbs_in_namespace(&namespace);
             }
         }
         ObjectEvent::Complete => at.done(ViewPart::Namespaces),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
-    };
-    let api = Api::<NamespaceMetadata>::all(client);
-    informer::watch(api, Config::default(), &metrics, known, on_event).await;
+    }
 }
 
 fn project(namespace: &NamespaceMetadata) -> Project {

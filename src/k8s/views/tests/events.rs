@@ -10,6 +10,7 @@ use kube::core::Status;
 use tower::{BoxError, service_fn};
 
 use super::*;
+use crate::api::ANNOTATION_NAMESPACE_PROJECT;
 use crate::api::kubevirt::{HostNetworkConfig, LauncherPod};
 use crate::k8s::informer::ObjectEvent;
 
@@ -167,6 +168,36 @@ async fn every_version_of_a_pool_is_reported_and_its_end_by_name() {
     leader.reports(&["pool gone p"]);
     apply(ObjectEvent::Complete);
     leader.reports(&[]);
+}
+
+/// The API server deletes a namespace after the LoadBalancers in it. So a deletion that was
+/// observed enqueues none.
+#[tokio::test]
+async fn a_namespace_that_a_list_does_not_contain_wakes_its_load_balancers() {
+    let mut leader = LeaderViews::new();
+    let at = leader.informer();
+    for lb in ["ns/db", "ns/web", "other/web"] {
+        leader.vm_lb(lb);
+    }
+    let namespace: namespaces::NamespaceMetadata = read(json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": "ns", "annotations": {ANNOTATION_NAMESPACE_PROJECT: "c:p"}},
+    }));
+    let project = || leader.views.project_of("ns");
+    let apply = |event| namespaces::apply(&at, event);
+    apply(ObjectEvent::Listed(namespace.clone()));
+    leader.reports(&["ns/db", "ns/web"]);
+    assert_eq!(project(), Project::In("c/p".to_owned()));
+    apply(ObjectEvent::Changed(namespace.clone()));
+    leader.reports(&[]);
+    apply(unlisted("ns"));
+    leader.reports(&["ns/db", "ns/web"]);
+    assert_eq!(project(), Project::Unknown);
+    apply(ObjectEvent::Listed(namespace.clone()));
+    leader.reports(&["ns/db", "ns/web"]);
+    apply(ObjectEvent::Gone("ns".to_owned(), Some(namespace.metadata)));
+    leader.reports(&[]);
+    assert_eq!(project(), Project::Unknown);
 }
 
 #[tokio::test]
