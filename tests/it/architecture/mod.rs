@@ -10,7 +10,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod decisions;
-mod rust_source;
+pub(crate) mod rust_source;
 
 use std::collections::{BTreeMap, BTreeSet};
 

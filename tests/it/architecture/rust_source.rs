@@ -1,13 +1,13 @@
-//! Rust sources, read as the checks need them: words and paths, without comments, literals and
-//! tests.
+//! Rust sources, read as the checks need them, without comments and tests: words and paths without
+//! literals, or the texts of literals alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 /// All Rust files below a folder, as path from the repository's root, and text.
-pub(super) fn sources(folder: &str) -> Vec<(String, String)> {
+pub(crate) fn sources(folder: &str) -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::from(folder)];
@@ -34,7 +34,7 @@ pub(super) fn modules(path: &str) -> Vec<&str> {
 }
 
 /// Whether a file contains nothing but tests, by its path.
-pub(super) fn is_test_file(path: &str) -> bool {
+pub(crate) fn is_test_file(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.contains("/tests/")
 }
 
@@ -90,6 +90,61 @@ fn ends_item(token: &TokenTree) -> bool {
         TokenTree::Punct(mark) => mark.as_char() == ';',
         _ => false,
     }
+}
+
+/// Text of each string literal of the source, without comments and tests.
+pub(crate) fn string_literals(source: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    collect_strings(source.parse().expect("tokens of Rust"), &mut found);
+    found
+}
+
+fn collect_strings(tokens: TokenStream, found: &mut Vec<String>) {
+    let mut tokens = tokens.into_iter().peekable();
+    while let Some(token) = tokens.next() {
+        match token {
+            TokenTree::Punct(mark) if mark.as_char() == '#' && is_test(tokens.peek()) => {
+                while tokens.next().is_some_and(|token| !ends_item(&token)) {}
+            }
+            TokenTree::Group(group) if !is_doc_comment(&group) => {
+                collect_strings(group.stream(), found);
+            }
+            TokenTree::Literal(literal) => found.extend(string(&literal.to_string())),
+            TokenTree::Group(_) | TokenTree::Ident(_) | TokenTree::Punct(_) => {}
+        }
+    }
+}
+
+/// Whether the group is `[doc = "…"]`, into which a doc comment is parsed.
+fn is_doc_comment(group: &Group) -> bool {
+    let mut tokens = group.stream().into_iter();
+    let is_doc = matches!(tokens.next(), Some(TokenTree::Ident(name)) if name == "doc");
+    is_doc && matches!(tokens.next(), Some(TokenTree::Punct(mark)) if mark.as_char() == '=')
+}
+
+/// Text of a string literal. `None`: the literal is a number, a character or bytes.
+fn string(literal: &str) -> Option<String> {
+    if let Some(raw) = literal.strip_prefix('r') {
+        return raw.trim_matches('#').strip_prefix('"')?.strip_suffix('"').map(str::to_owned);
+    }
+    let mut chars = literal.strip_prefix('"')?.strip_suffix('"')?.chars().peekable();
+    let mut text = String::new();
+    while let Some(c) = chars.next() {
+        let escaped = if c == '\\' { chars.next() } else { None };
+        match escaped {
+            None => text.push(c),
+            Some('n') => text.push('\n'),
+            Some('t') => text.push('\t'),
+            // The end of the line and the indentation of the next one are no part of the text.
+            Some('\n') => while chars.next_if(|c| c.is_whitespace()).is_some() {},
+            Some('u') => {
+                let code: String = chars.by_ref().skip(1).take_while(|c| *c != '}').collect();
+                text.extend(u32::from_str_radix(&code, 16).ok().and_then(char::from_u32));
+            }
+            Some(other) => text.push(other),
+        }
+    }
+    Some(text)
 }
 
 pub(super) fn is_name_char(c: char) -> bool {

@@ -7,6 +7,7 @@ mod blocks;
 mod commands;
 mod generated;
 mod objects;
+mod quotations;
 mod steps;
 
 use std::collections::BTreeSet;
