@@ -38,7 +38,7 @@ impl Process for AgentHealth {
         if self.leadership.has_finished_round() {
             Ok(())
         } else {
-            Err("the Lease has not been read yet")
+            Err("the Lease of the network has not been read yet")
         }
     }
 }

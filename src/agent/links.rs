@@ -230,7 +230,7 @@ impl LinkChanges {
                 match all {
                     Ok(all) => return Some(LinkChange::All(all)),
                     Err(error) => {
-                        tracing::warn!(%error, "cannot list links");
+                        tracing::warn!(%error, "cannot list the links");
                         return None;
                     }
                 }

@@ -131,7 +131,7 @@ fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
         (one.interface_name == interface).then_some(address)
     });
     let address = found.ok_or_else(|| {
-        io::Error::new(ErrorKind::NotFound, format!("there is no interface {interface}"))
+        io::Error::new(ErrorKind::NotFound, format!("the interface {interface} does not exist"))
     })?;
     // The address names no protocol, so the socket keeps its protocol from `Socket::new`.
     nix::sys::socket::bind(socket.as_raw_fd(), &address)?;

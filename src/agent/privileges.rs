@@ -5,8 +5,8 @@ use rustix::thread::{CapabilityFlags, CapabilitySets, capabilities, set_capabili
 
 /// Capabilities that the agent needs: (capability, its name, its purpose).
 const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
-    (CapabilityFlags::NET_ADMIN, "NET_ADMIN", "the agent makes an interface for each address"),
-    (CapabilityFlags::NET_RAW, "NET_RAW", "the agent sends DHCP before there is an address"),
+    (CapabilityFlags::NET_ADMIN, "NET_ADMIN", "the agent needs it to make interfaces"),
+    (CapabilityFlags::NET_RAW, "NET_RAW", "the agent needs it to send DHCP messages"),
 ];
 
 /// Drops all capabilities except the two that the agent needs. `Err`: one of these two is missing,
@@ -14,7 +14,7 @@ const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
 ///
 /// Capabilities belong to a thread, so this function must run before any other thread starts.
 pub(super) fn keep_two() -> anyhow::Result<()> {
-    let now = capabilities(None).context("read this process's capabilities")?;
+    let now = capabilities(None).context("cannot read the capabilities of this process")?;
     for (flag, name, purpose) in NEEDED {
         if !now.permitted.contains(flag) {
             bail!("the capability {name} is missing: {purpose}");
@@ -23,8 +23,8 @@ pub(super) fn keep_two() -> anyhow::Result<()> {
     let kept = NEEDED.iter().fold(CapabilityFlags::empty(), |all, (flag, ..)| all | *flag);
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilityFlags::empty() };
-    set_capabilities(None, sets).context("give up capabilities")?;
+    set_capabilities(None, sets).context("cannot drop the other capabilities")?;
     // A program that this process starts cannot get the dropped capabilities back.
-    rustix::thread::set_no_new_privs(true).context("give up gaining privileges")?;
+    rustix::thread::set_no_new_privs(true).context("cannot set no_new_privs")?;
     Ok(())
 }

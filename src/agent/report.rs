@@ -22,7 +22,10 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
             tracing::debug!(record, %server, %address, "the DHCP server offers an address");
         }
         ClientEvent::Unusable { server, address, why } => {
-            tracing::debug!(record, %server, %address, %why, "the offer of the DHCP server is unusable");
+            tracing::debug!(
+                record, %server, %address, %why,
+                "the offer of the DHCP server cannot be used"
+            );
         }
         ClientEvent::Acquired { address, server, took } => {
             dhcp.acquire_seconds.observe(took.as_secs_f64());
@@ -33,14 +36,15 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
             tracing::debug!(record, %server, "the DHCP server renewed the lease");
         }
         ClientEvent::ServerChanged { from, to } => {
-            normal("ServerChanged", format!("{to} extended the lease instead of {from}"));
+            let note = format!("DHCP server {to} extended the lease, instead of {from}");
+            normal("ServerChanged", note);
         }
         ClientEvent::Lost { address, how } => {
             let why = match how {
                 LossCause::Expired => "the lease has expired",
                 LossCause::Nak => "the DHCP server refused the address",
                 LossCause::Taken => "the lease has expired, and another host has the address",
-                LossCause::Changed => "the DHCP server gave another address",
+                LossCause::Changed => "the DHCP server granted another address",
             };
             warning("AddressLost", format!("{address} is lost: {why}"));
         }
@@ -50,19 +54,19 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
         }
         ClientEvent::Declined { address, by, .. } => {
             dhcp.declines.inc();
-            warning("AddressInUse", format!("{address} was declined: {by} uses it"));
+            let note = format!("the agent declined {address}, because host {by} uses it");
+            warning("AddressInUse", note);
         }
         ClientEvent::StillAnnounced { address, by } => {
-            warning(
-                "StillAnnounced",
-                format!("{address} is no longer leased, and {by} still announces it"),
-            );
+            let note = format!("{address} is no longer leased, but host {by} still announces it");
+            warning("StillAnnounced", note);
         }
         ClientEvent::NotReleased { address, by } => {
             warning(
                 "NotReleased",
                 format!(
-                    "{address} was not released: {by} uses it. The server frees it when the lease expires"
+                    "{address} was not released, because host {by} uses it: the DHCP server frees \
+                     it when the lease expires"
                 ),
             );
         }
@@ -72,9 +76,10 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
             normal("AddressReleased", format!("{address} was released"));
         }
         ClientEvent::Duplicate { from } => {
+            let mac = lease.identity.mac;
             warning(
                 "DuplicateClient",
-                format!("{from} sends DHCP with the hardware address {}", lease.identity.mac),
+                format!("host {from} sends DHCP messages with this lease's hardware address {mac}"),
             );
         }
         ClientEvent::Ignored(why) => {

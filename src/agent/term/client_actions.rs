@@ -44,7 +44,8 @@ impl AgentTerm<'_> {
                                 let network = &self.agent.settings.network;
                                 tracing::warn!(
                                     network,
-                                    "another agent is active: this one renews nothing"
+                                    "the API server does not answer, and another agent is active: \
+                                     this agent renews no lease"
                                 );
                             }
                         }
@@ -56,11 +57,12 @@ impl AgentTerm<'_> {
         }
         if proxy != self.disputes.proxy() {
             let proxy = self.disputes.proxy();
-            tracing::warn!(
-                network = self.agent.settings.network,
-                ?proxy,
-                "one station answers ARP for every address"
-            );
+            let network = &self.agent.settings.network;
+            if let Some(station) = proxy {
+                tracing::warn!(network, %station, "one host answers ARP for every granted address");
+            } else {
+                tracing::info!(network, "no host answers ARP for every granted address any more");
+            }
             for client in self.leases.values_mut().filter_map(|lease| lease.client.as_mut()) {
                 client.set_proxy(proxy);
             }

@@ -44,7 +44,7 @@ impl AgentTerm<'_> {
     /// Starts to serve all leases. Called when the first list of DHCPLeases is complete.
     fn take_up_all(&mut self) {
         self.complete = true;
-        tracing::info!(leases = self.leases.len(), "records loaded");
+        tracing::info!(leases = self.leases.len(), "the list of DHCPLeases is complete");
         let all: Vec<Mac> = self.leases.keys().copied().collect();
         self.link_worker
             .ask(LinkJob::ClearAllBut(all.iter().map(|mac| links::name(*mac)).collect()));
@@ -72,13 +72,16 @@ impl AgentTerm<'_> {
         let lease = match ManagedLease::read(*record) {
             Ok(lease) => lease,
             Err(error) => {
-                tracing::warn!(record = key, error, "invalid record");
+                tracing::warn!(record = key, error, "ignored a DHCPLease that is not valid");
                 return;
             }
         };
         let mac = lease.identity.mac;
         if let Some(other) = self.leases.get(&mac) {
-            tracing::error!(record = lease.title(), other = other.title(), %mac, "two records have the same hardware address");
+            tracing::error!(
+                record = lease.title(), other = other.title(), %mac,
+                "ignored a DHCPLease: another one has the same hardware address"
+            );
             return;
         }
         self.names.insert(key, mac);
@@ -99,7 +102,7 @@ impl AgentTerm<'_> {
         if let Some(parent) = &self.parent {
             self.link_worker.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
         } else {
-            let why = format!("there is no interface {}", self.agent.settings.interface);
+            let why = format!("the interface {} does not exist", self.agent.settings.interface);
             self.not_linked(mac, why, clock::now());
         }
     }
@@ -109,7 +112,11 @@ impl AgentTerm<'_> {
         if lease.link != LinkState::Making {
             return;
         }
-        tracing::warn!(record = lease.title(), error = why, "cannot make the link, trying again");
+        tracing::warn!(
+            record = lease.title(),
+            error = why,
+            "cannot make the link of the lease, will try again"
+        );
         let pause = LINK_PAUSE * 2_u32.saturating_pow(lease.failures.min(8));
         lease.retry = Some(now + pause.min(LINK_LONGEST_PAUSE));
         if lease.failures == 0 {
@@ -206,7 +213,7 @@ impl AgentTerm<'_> {
             return self.reschedule(mac);
         }
         lease.released = true;
-        tracing::info!(record = lease.title(), "the agent gives up the lease");
+        tracing::info!(record = lease.title(), "the agent releases the lease");
         let up = self.parent.as_ref().is_some_and(|parent| parent.carries);
         if lease.client.is_none() && lease.holds() {
             lease.begin(options, seed, at).link(up, at.now);

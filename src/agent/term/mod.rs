@@ -97,7 +97,7 @@ impl<'a> AgentTerm<'a> {
         tracing::info!(
             network = settings.network,
             interface = settings.interface,
-            "acting as DHCP agent"
+            "this agent leads: it leases the addresses of the network"
         );
         Ok(Self {
             agent,
@@ -146,7 +146,10 @@ impl<'a> AgentTerm<'a> {
                 }
                 changed = self.claim.changed() => {
                     changed?;
-                    tracing::info!(claim = ?*self.claim.borrow_and_update(), "leadership changed");
+                    tracing::info!(
+                        claim = ?*self.claim.borrow_and_update(),
+                        "the claim of leadership changed"
+                    );
                 }
                 change = self.changes.next() => {
                     self.changed(change.context("the kernel sends no more link notifications")?);
@@ -154,7 +157,7 @@ impl<'a> AgentTerm<'a> {
                 Some(done) = self.link_worker.done.recv() => self.linked(done),
                 Some(written) = self.writes.join_next() => match written {
                     Ok(written) => self.written(written),
-                    Err(error) => bail!("a write did not finish: {error}"),
+                    Err(error) => bail!("the write of a DHCPLease did not finish: {error}"),
                 },
                 () = tokio::time::sleep(pause) => {}
             }
@@ -241,7 +244,11 @@ impl<'a> AgentTerm<'a> {
                 }
                 let carried = before.is_some_and(|before| before.carries);
                 if carried != link.carries {
-                    tracing::info!(interface, carries = link.carries, "the carrier changed");
+                    tracing::info!(
+                        interface,
+                        carries = link.carries,
+                        "the carrier of the interface changed"
+                    );
                     self.carry(link.carries);
                 }
             }
@@ -258,7 +265,7 @@ impl<'a> AgentTerm<'a> {
                 tracing::warn!(
                     interface,
                     links = links.len(),
-                    "the kernel dropped link notifications: listed all links again"
+                    "the kernel dropped link notifications: the agent listed all links again"
                 );
                 let there: HashSet<Mac> = links
                     .iter()
@@ -282,7 +289,7 @@ impl<'a> AgentTerm<'a> {
     /// carrier.
     fn orphaned(&mut self) {
         let interface = &self.agent.settings.interface;
-        tracing::warn!(interface, "the interface is gone, and all links with it");
+        tracing::warn!(interface, "the interface was removed, and with it the links of all leases");
         self.parent = None;
         self.socket.close();
         self.carry(false);
@@ -294,7 +301,10 @@ impl<'a> AgentTerm<'a> {
             && lease.link == LinkState::There
             && let Some(parent) = &self.parent
         {
-            tracing::warn!(record = lease.title(), "the link is gone and will be made again");
+            tracing::warn!(
+                record = lease.title(),
+                "the link of the lease was removed: the agent makes it again"
+            );
             lease.link = LinkState::Making;
             self.link_worker.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
         }

@@ -123,7 +123,8 @@ impl AgentTerm<'_> {
                     if matches!(error, CallError::Conflict(_)) {
                         return self.again(mac);
                     }
-                    let why = "the record exists, but its status subresource does not";
+                    let why =
+                        "cannot write the status: the CRD of DHCPLeases has no status subresource";
                     tracing::warn!(record = title, "{why}");
                 }
                 RereadRecord::Is(_) | RereadRecord::Gone => return self.end_without_record(mac),
@@ -131,7 +132,10 @@ impl AgentTerm<'_> {
             },
             Err(CallError::NotLeader) => {}
             Err(error) => {
-                tracing::warn!(record = lease.title(), %error, "cannot write the record, trying again");
+                tracing::warn!(
+                    record = lease.title(), %error,
+                    "cannot write the DHCPLease, will try again"
+                );
             }
         }
         if let Some(lease) = self.leases.get_mut(&mac) {

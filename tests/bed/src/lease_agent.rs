@@ -79,8 +79,10 @@ impl LeaseAgent {
 
     /// Waits until it is active for the network.
     pub async fn speaks(&self) -> Result<()> {
-        eventually(START, "active agent", async || self.process.log().contains("records loaded"))
-            .await
+        eventually(START, "active agent", async || {
+            self.process.log().contains("the list of DHCPLeases is complete")
+        })
+        .await
     }
 
     /// Value of a metric, or the sum of its series; with labels, that series.

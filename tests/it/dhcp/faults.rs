@@ -121,7 +121,7 @@ fn an_interface_that_comes_back_gets_its_links_again() -> Result<()> {
         site.linked(&[&web]).await?;
         site.host.ip("link delete net1").await?;
         eventually(LATER, "log of the interface", async || {
-            agent.process.log().contains("the interface is gone")
+            agent.process.log().contains("the interface was removed")
         })
         .await?;
         ensure!(site.status("web").await?.address == first.address, "given up too early");

@@ -55,7 +55,7 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
         })
         .await?;
         // A burst of 10, then one every 20 ms.
-        let most = most_in_a_second(&agent.process.log(), "the agent gives up the lease")?;
+        let most = most_in_a_second(&agent.process.log(), "the agent releases the lease")?;
         println!("at most {most} given back in a second");
         ensure!((10..=61).contains(&most), "in a burst: {most} in a second");
         eventually(LATER, "end of all records", async || {

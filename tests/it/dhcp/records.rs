@@ -194,7 +194,7 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         };
         away();
         eventually(LATER, "end of the claim", async || {
-            agent.process.log().contains("leadership changed claim=Silent")
+            agent.process.log().contains("the claim of leadership changed claim=Silent")
         })
         .await?;
         // The record's content when the last write was possible.
@@ -221,10 +221,11 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         ensure!(after.obtained_at == status.obtained_at, "another lease: {after:?}\n{log}");
         site.bound("late", "address", |_| true).await?;
         let log = agent.process.log();
-        ensure!(log.matches("records loaded").count() == 1, "it began again:\n{log}");
+        let terms = log.matches("the list of DHCPLeases is complete").count();
+        ensure!(terms == 1, "it began again:\n{log}");
 
         away();
-        let silent = "leadership changed claim=Silent";
+        let silent = "the claim of leadership changed claim=Silent";
         eventually(LATER, "end of the claim", async || {
             agent.process.log().matches(silent).count() == 2
         })

@@ -16,7 +16,7 @@ const FAILOVER: Duration = Duration::from_secs(45);
 /// Number of terms of an agent. An agent that stalls for longer than its claim lasts begins a new
 /// one, which is no fault.
 fn terms(agent: &LeaseAgent) -> usize {
-    agent.process.log().matches("records loaded").count()
+    agent.process.log().matches("the list of DHCPLeases is complete").count()
 }
 
 /// Number of an agent's terms that have ended.
@@ -27,7 +27,7 @@ fn ends(agent: &LeaseAgent) -> usize {
 /// Whether an agent is in a term. On a busy machine the other may have taken over meanwhile.
 fn in_term(agent: &LeaseAgent) -> bool {
     let log = agent.process.log();
-    log.rfind("records loaded") > log.rfind("DHCP stopped")
+    log.rfind("the list of DHCPLeases is complete") > log.rfind("DHCP stopped")
 }
 
 /// Waits until one of two is active; whether it is the first.
