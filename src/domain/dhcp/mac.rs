@@ -30,7 +30,7 @@ impl fmt::Display for Mac {
 
 /// Error: the text in the field is not a hardware address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no hardware address, such as 02:00:5e:10:00:01")]
+#[error("{0:?} must be a hardware address, such as 02:00:5e:10:00:01")]
 pub struct NoMac(String);
 
 impl FromStr for Mac {

@@ -170,7 +170,9 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
     let leased = facts::leased(lb);
     let choice = choice(lb);
     if choice == Ok(Some(LeasingParty::Guest)) && leased.is_none() {
-        let why = format!("by the annotation {ANNOTATION_DHCP}, the announcer leases the address");
+        let why = format!(
+            "the announcer leases the address, because the annotation {ANNOTATION_DHCP} is guest"
+        );
         return LeasingStep::Guest(Some(why).filter(|_| !facts::has_address(lb)));
     }
     let is_guests = is_guests(lb);
@@ -209,7 +211,7 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
         return LeasingStep::Wait(NoLease::NoAgent { network: network.to_owned(), declared });
     }
     LeasingStep::Guest(Some(if network.is_empty() {
-        "no network is named, so no agent can lease: the announcer leases the address".to_owned()
+        "the LoadBalancer names no network: the announcer leases the address".to_owned()
     } else {
         format!(
             "the host does not lease on network {network}: the announcer leases the address; for a lease by the host, set the annotation {ANNOTATION_DHCP}=host on the NetworkAttachmentDefinition"
@@ -366,7 +368,7 @@ pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
     NoLease::IdentityTaken(format!(
-        "LoadBalancer {other} leases on network {network} with hardware address {mac_address} or client identifier {client_id:?}: request others by annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}"
+        "LoadBalancer {other} leases its address on network {network} with the same hardware address {mac_address} or client identifier {client_id:?}: request another one by the annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}"
     ))
 }
 

@@ -197,7 +197,7 @@ async fn answered_for_all(site: &Site, agent: &LeaseAgent) -> Result<()> {
             }
         })
         .await?;
-        ensure!(said.contains("answers ARP for every address"), "{said}");
+        ensure!(said.contains("answers ARP for every granted address"), "{said}");
     }
     // Two declines prove the router's behaviour. A third may have been under way.
     let declined = agent.metric("hgo_dhcp_declines_total").await?;

@@ -48,10 +48,10 @@ pub enum OfferFault {
     #[error("it is in none of the subnets that are allowed on this network")]
     NotAllowed,
     /// The lease time is missing. The server uses BOOTP or has a fault.
-    #[error("it comes without a lease time")]
+    #[error("the server offers it without a lease time")]
     NoLeaseTime,
     /// The lease time is less than ten seconds.
-    #[error("its lease is shorter than {SHORTEST_LEASE} s")]
+    #[error("its lease time is shorter than {SHORTEST_LEASE} s")]
     TooShort,
 }
 

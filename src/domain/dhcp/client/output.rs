@@ -113,17 +113,19 @@ impl fmt::Display for ClientTrouble {
         match self {
             Self::NoOffer => f.write_str("no DHCP server answers"),
             Self::Refused => f.write_str("the DHCP server refused the address"),
-            Self::AddressInUse(mac) => write!(f, "{mac} has the address that the DHCP server granted"),
+            Self::AddressInUse(mac) => {
+                write!(f, "host {mac} has the address that the DHCP server granted")
+            }
             Self::TooManyInUse(mac) => write!(
                 f,
-                "{mac} has the address that the DHCP server granted, and other hosts have the addresses that it granted before: the agent asks again in one hour, or after its restart"
+                "host {mac} has the address that the DHCP server granted, and other hosts have the addresses that it granted before: the agent asks again in one hour, or after its restart"
             ),
             Self::Unusable { address, server, why } => {
                 write!(f, "DHCP server {server} offers {address}, which cannot be used: {why}")
             }
             Self::AnswersForAll(mac) => write!(
                 f,
-                "{mac}, the station of the DHCP server or of the router to it, answers ARP for every address that is granted, so the agent cannot check that one is free: turn proxy ARP off there, or the ARP probe off for this network"
+                "host {mac}, which is the DHCP server or the router to it, answers ARP for every granted address, so the agent cannot check that an address is free: turn off proxy ARP on this host, or turn off the ARP probe for this network"
             ),
             Self::ServerSilent => f.write_str("the DHCP server has not answered since T1"),
             Self::Expired => f.write_str("the lease ended, and no DHCP server answered"),
@@ -131,9 +133,9 @@ impl fmt::Display for ClientTrouble {
                 "the lease ended, and no DHCP server answered: the address is kept, because onLeaseLoss is Keep",
             ),
             Self::Taken(mac) => {
-                write!(f, "the lease ended, and {mac} has the address as well")
+                write!(f, "the lease ended, and host {mac} also has the address")
             }
-            Self::Changed => f.write_str("the DHCP server gave another address"),
+            Self::Changed => f.write_str("the DHCP server granted another address"),
         }
     }
 }
@@ -228,16 +230,16 @@ pub enum ClientEvent {
     },
     /// The client sent no RELEASE for the address, because a station still answers ARP for it.
     NotReleased {
-        /// Address that was not given back.
+        /// Address that was not released.
         address: Ipv4Addr,
         /// Station that has the address.
         by: Mac,
     },
     /// A message was sent again, because no server answered it.
     Retry,
-    /// The address was given back.
+    /// The address was released.
     Released {
-        /// Address that was given back.
+        /// Address that was released.
         address: Ipv4Addr,
     },
     /// A message of another client that has this client's hardware address was received.

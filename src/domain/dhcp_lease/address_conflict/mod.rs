@@ -93,7 +93,7 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
     }
     if uses.segment == Segment::Unlisted {
         return Some(format!(
-            "the networks of the cluster are not known yet, nor whether an IPPool contains {ip}"
+            "the operator has not listed the networks of the cluster yet, so it does not know whether an IPPool contains {ip}"
         ));
     }
     uses.pools.iter().find_map(|pool| in_pool(ip, pool, &uses.segment))

@@ -113,7 +113,7 @@ fn status(facts: &AgentFacts<'_>) -> Option<NetworkStatus> {
     why(
         "AgentAway",
         format!(
-            "kubectl -n {namespace} describe pods -l loadbalancer.harvesterhci.io/agent={name} shows the reason"
+            "no agent is active: to see the reason, run kubectl -n {namespace} describe pods -l loadbalancer.harvesterhci.io/agent={name}"
         ),
     )
 }

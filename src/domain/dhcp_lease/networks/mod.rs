@@ -199,11 +199,11 @@ impl DhcpNetworks {
             "" if listed => return WantedAgent::Others,
             "" => return WantedAgent::None,
             _ if !self.may_declare(network) => {
-                "it counts only in the namespaces that the chart's leaseAgent.namespaces lists"
+                "the annotation has no effect in this namespace: the chart's leaseAgent.namespaces must list the namespace"
                     .to_owned()
             }
             HOST if listed => {
-                "the chart's leaseAgent.networks also lists the network, and has an agent there: remove one of the two"
+                "the chart's leaseAgent.networks also lists the network, so the chart makes an agent for it: remove the annotation, or remove the network from this list"
                     .to_owned()
             }
             HOST if !is_name(network) => "the network's name is not valid in Kubernetes".to_owned(),
@@ -216,9 +216,9 @@ impl DhcpNetworks {
                         }
                     };
                 }
-                NetworkForm::Trunk => "the network is a trunk: use one with one VLAN, or without VLAN".to_owned(),
+                NetworkForm::Trunk => "the network is a trunk: the network of an agent must have one VLAN or none".to_owned(),
                 NetworkForm::Other => {
-                    "spec.config is not for the CNI plugin bridge, and an agent can be attached to no other"
+                    "spec.config must be for the CNI plugin bridge: an agent cannot use another plugin"
                         .to_owned()
                 }
             },

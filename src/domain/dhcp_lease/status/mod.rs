@@ -82,7 +82,7 @@ pub fn report(
         }
         (None, Some(trouble)) => (ConditionStatus::False, reason(*trouble), trouble.to_string()),
         (None, None) if record.state == LeaseState::Released => {
-            (ConditionStatus::False, "Released", "the address was given back".to_owned())
+            (ConditionStatus::False, "Released", "the address was released".to_owned())
         }
         (None, None) => {
             (ConditionStatus::False, "NotLeased", "no address has been leased yet".to_owned())
@@ -100,7 +100,7 @@ pub fn report(
 /// `at`: the present moment. `former`: the stored status.
 pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLeaseStatus {
     let ready = if former.address.is_some() {
-        let message = format!("the address is leased, and cannot be renewed: {why}");
+        let message = format!("the address is leased, but its lease cannot be renewed: {why}");
         (ConditionStatus::True, LINK_FAILED, message)
     } else {
         (ConditionStatus::False, LINK_FAILED, why.to_owned())
