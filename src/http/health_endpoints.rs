@@ -102,7 +102,7 @@ async fn healthz<P: Process>(State(shown): State<EndpointState<P>>) -> impl Into
     let silence = shown.process.leadership().silence();
     if silence > LONGEST_SILENCE {
         let text = format!(
-            "no attempt to read the Lease for {} s: the process is stuck\n",
+            "the process has not tried to read the Lease for {} s: it is stuck\n",
             silence.as_secs()
         );
         return (StatusCode::SERVICE_UNAVAILABLE, text);

@@ -60,7 +60,7 @@ impl Process for OperatorHealth {
             return Err("admission cannot answer yet");
         }
         if self.ending.is_cancelled() {
-            return Err("shutting down");
+            return Err("the operator is shutting down");
         }
         Ok(())
     }

@@ -69,7 +69,7 @@ fn roots(path: &Path) -> anyhow::Result<RootCertStore> {
     for certificate in CertificateDer::pem_file_iter(path).with_context(what)? {
         roots.add(certificate.with_context(what)?).with_context(what)?;
     }
-    ensure!(!roots.is_empty(), "{}: no certificate in PEM", what());
+    ensure!(!roots.is_empty(), "{}: the file must have a certificate in PEM", what());
     Ok(roots)
 }
 

@@ -194,7 +194,8 @@ async fn read_until(
 ) -> Result<bool, RequestRefusal> {
     while bytes.len() <= most {
         let Some(frame) = body.frame().await else { return Ok(true) };
-        let frame = frame.map_err(|e| RequestRefusal::malformed(format!("body: {e}")))?;
+        let frame =
+            frame.map_err(|e| RequestRefusal::malformed(format!("cannot read the body: {e}")))?;
         let Ok(data) = frame.into_data() else { continue };
         bytes.extend_from_slice(&data);
     }
@@ -252,12 +253,15 @@ async fn within(
             tracing::error!(call, "panic while answering a review");
             RequestRefusal(
                 StatusCode::INTERNAL_SERVER_ERROR,
-                "this is a bug of the operator\n".to_owned(),
+                "the operator failed: report this bug\n".to_owned(),
             )
         }
-        Err(_) => RequestRefusal::late("no answer in time"),
+        Err(_) => RequestRefusal::late("the operator did not answer in time"),
     };
-    tracing::debug!(call, status = %refused.0, why = refused.1.trim(), "review not answered");
+    tracing::debug!(
+        call, status = %refused.0, why = refused.1.trim(),
+        "answered a request for a review with an HTTP error"
+    );
     let verdict = if refused.0.is_client_error() { "malformed" } else { "failed" };
     metrics.admission.requests.with_label_values(&[call, "", verdict]).inc();
     refused.into_response()
@@ -407,7 +411,7 @@ mod tests {
         let good = ("HTTP/1.1 200 OK".to_owned(), "{}".to_owned());
         let bug = (
             "HTTP/1.1 500 Internal Server Error".to_owned(),
-            "this is a bug of the operator".to_owned(),
+            "the operator failed: report this bug".to_owned(),
         );
         for (path, expected) in
             [("/small", &bug), ("/large", &bug), ("/outside", &(String::new(), String::new()))]

@@ -100,7 +100,7 @@ struct ReviewUser {
 
 /// Parses a review. `Err` describes the fault.
 pub fn parse(bytes: &[u8]) -> Result<ParsedReview, String> {
-    const WANTED: &str = "want kind AdmissionReview of admission.k8s.io/v1";
+    const WANTED: &str = "must be kind AdmissionReview of admission.k8s.io/v1";
     let envelope: Envelope<'_> =
         serde_json::from_slice(bytes).map_err(|e| format!("not an AdmissionReview: {e}"))?;
     if envelope.kind != "AdmissionReview" || envelope.api_version != "admission.k8s.io/v1" {
@@ -118,7 +118,7 @@ pub fn parse(bytes: &[u8]) -> Result<ParsedReview, String> {
         _ => {
             let asked = clipped(&format!("{plural} of {group}/{version}"));
             return Err(format!(
-                "request.resource: {asked}: want loadbalancers or ippools of {GROUP}/v1beta1"
+                "request.resource: {asked}: must be loadbalancers or ippools of {GROUP}/v1beta1"
             ));
         }
     };
@@ -128,7 +128,7 @@ pub fn parse(bytes: &[u8]) -> Result<ParsedReview, String> {
         "DELETE" => Operation::Delete,
         other => {
             let other = clipped(other);
-            return Err(format!("request.operation: {other:?}: want CREATE, UPDATE or DELETE"));
+            return Err(format!("request.operation: {other:?}: must be CREATE, UPDATE or DELETE"));
         }
     };
     let (old, new) = match operation {
@@ -142,7 +142,7 @@ pub fn parse(bytes: &[u8]) -> Result<ParsedReview, String> {
             return if is_needed { Err(format!("request.{field}: missing")) } else { Ok(None) };
         };
         if !text.get().starts_with('{') {
-            return Err(format!("request.{field}: not an object"));
+            return Err(format!("request.{field}: must be an object"));
         }
         if most_values(text.get()) > MOST_VALUES || maps(text.get()) > MOST_MAPS {
             too_large = Some(field);
@@ -223,10 +223,10 @@ pub async fn apply_rules(
 fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     if stage == AdmissionStage::Validation {
-        let which = if field == "object" { "" } else { "the stored object " };
+        let which = if field == "object" { "the object" } else { "the stored object" };
         answer.refuse(
             "",
-            format!("{which}has more than {MOST_VALUES} values or {MOST_MAPS} maps: no object of this kind needs so many; shorten its lists and maps"),
+            format!("{which} has more than {MOST_VALUES} values or {MOST_MAPS} maps: no object of this kind needs so many; shorten its lists and maps"),
         );
     }
     answer
@@ -268,16 +268,22 @@ impl ReviewOutcome {
             // change. A request for validation fails, because no later step can validate the
             // object.
             Self::Unknown(error) if stage == AdmissionStage::Mutation => {
-                tracing::warn!(%error, "an object passes unchanged: a required fact is not available");
+                tracing::warn!(
+                    %error,
+                    "cannot read a fact that mutation needs: the object stays unchanged"
+                );
             }
             Self::Unknown(error) => {
-                tracing::warn!(%error, "a request cannot be validated now");
+                tracing::warn!(
+                    %error,
+                    "cannot read a fact that validation needs: the request is refused"
+                );
                 response["allowed"] = json!(false);
                 response["status"] = json!({
                     "status": "Failure",
                     "code": 500,
                     "reason": "InternalError",
-                    "message": format!("cannot be validated now: {error}; try again"),
+                    "message": format!("the object cannot be validated now: {error}; try again"),
                 });
             }
         }

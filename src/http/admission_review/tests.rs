@@ -38,12 +38,14 @@ fn what_is_no_review_of_ours_is_refused_with_a_sentence() {
         ("kind \"\"", |r| *r = json!({})),
         ("request: missing", |r| drop(r.as_object_mut().unwrap().remove("request"))),
         ("request.uid: missing", |r| r["request"]["uid"] = json!("")),
-        ("want loadbalancers or ippools", |r| r["request"]["resource"]["resource"] = json!("pods")),
+        ("must be loadbalancers or ippools", |r| {
+            r["request"]["resource"]["resource"] = json!("pods");
+        }),
         ("of apps/v1beta1", |r| r["request"]["resource"]["group"] = json!("apps")),
-        ("v1alpha1: want", |r| r["request"]["resource"]["version"] = json!("v1alpha1")),
+        ("v1alpha1: must be", |r| r["request"]["resource"]["version"] = json!("v1alpha1")),
         ("request.operation: \"CONNECT\"", |r| r["request"]["operation"] = json!("CONNECT")),
         ("request.object: missing", |r| r["request"]["object"] = json!(null)),
-        ("request.object: not an object", |r| r["request"]["object"] = json!([])),
+        ("request.object: must be an object", |r| r["request"]["object"] = json!([])),
         ("request.oldObject: missing", |r| r["request"]["operation"] = json!("UPDATE")),
         ("not an AdmissionReview: invalid type", |r| r["request"]["name"] = json!(7)),
     ];
@@ -121,7 +123,8 @@ fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
     });
     let judged = answer(&unknown, AdmissionStage::Validation);
     assert_eq!((&judged["allowed"], &judged["status"]["code"]), (&json!(false), &json!(500)));
-    assert!(judged["status"]["message"].as_str().unwrap().starts_with("cannot be validated now: "));
+    let message = judged["status"]["message"].as_str().unwrap();
+    assert!(message.starts_with("the object cannot be validated now: "), "{message}");
     assert_eq!(answer(&unknown, AdmissionStage::Mutation), json!({"uid": "u-1", "allowed": true}));
 }
 
@@ -137,7 +140,8 @@ fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let response = answer(&refused, AdmissionStage::Validation);
     assert_eq!(response["allowed"], false);
     let message = response["status"]["message"].as_str().unwrap();
-    assert!(message.starts_with("has more than 100000 values or 15000 maps: "), "{message}");
+    let expected = "the object has more than 100000 values or 15000 maps: ";
+    assert!(message.starts_with(expected), "{message}");
     let passed = ReviewOutcome::Answered(unread(AdmissionStage::Mutation, "object"));
     assert_eq!(answer(&passed, AdmissionStage::Mutation), json!({"uid": "u-1", "allowed": true}));
     let mut review = asked();

@@ -249,7 +249,10 @@ impl CertificateMaterial {
         now: Duration,
         names: &BTreeSet<String>,
     ) -> Result<Self, CertificateError> {
-        let next = self.next.take().ok_or_else(|| CertificateError::new(NEXT.0, "missing"))?;
+        let next = self
+            .next
+            .take()
+            .ok_or_else(|| CertificateError::new(NEXT.0, "missing or not valid"))?;
         let before = std::mem::replace(&mut self.ca, next);
         self.serving = Some(signed(&self.ca, now, names)?);
         Ok(self.remembering(&TrustedAuthority(before.certificate)))
@@ -287,7 +290,7 @@ pub struct ServingIdentity {
 }
 
 fn authority(now: Duration) -> Result<CertificatePair, CertificateError> {
-    let unfit = |e: rcgen::Error| CertificateError::new("new authority", e);
+    let unfit = |e: rcgen::Error| CertificateError::new("cannot make a new authority", e);
     let key = KeyPair::generate().map_err(unfit)?;
     let mark = key
         .public_key_raw()
@@ -315,9 +318,9 @@ fn signed(
     now: Duration,
     names: &BTreeSet<String>,
 ) -> Result<CertificatePair, CertificateError> {
-    let unfit = |e: rcgen::Error| CertificateError::new("new serving certificate", e);
+    let unfit = |e: rcgen::Error| CertificateError::new("cannot make a new serving certificate", e);
     let (Some(key), Some(name)) = (&ca.key, &ca.certificate.name) else {
-        return Err(CertificateError::new(CA.1, "missing"));
+        return Err(CertificateError::new(CA.1, "missing or not valid"));
     };
     let key = KeyPair::from_pem(key).map_err(unfit)?;
     let issuer = Issuer::new(authority_params(name), key);
@@ -334,8 +337,8 @@ fn signed(
     let certificate = certificate(&made.pem())?;
     if !is_signed(&certificate, &ca.certificate) {
         return Err(CertificateError::new(
-            "new serving certificate",
-            "its own authority does not verify it",
+            "cannot make a new serving certificate",
+            "the signature does not fit the authority in ca.crt",
         ));
     }
     Ok(CertificatePair { certificate, key: Some(key.serialize_pem()) })

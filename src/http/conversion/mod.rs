@@ -71,20 +71,20 @@ struct ConversionResult<'a> {
 
 /// Answers a ConversionReview. `Err`: the body is not a ConversionReview.
 pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
-    let question: ConversionReview<'_> =
-        serde_json::from_slice(body).map_err(|error| format!("not a {KIND}: {error}"))?;
+    let question: ConversionReview<'_> = serde_json::from_slice(body)
+        .map_err(|error| format!("the body is not a {KIND}: {error}"))?;
     if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
         return Err(format!(
-            "got {} {}: only {API_VERSION} {KIND} is supported",
-            short(&question.api_version),
-            short(&question.kind)
+            "kind {} of {}: must be kind {KIND} of {API_VERSION}",
+            short(&question.kind),
+            short(&question.api_version)
         ));
     }
     let Some(request) = question.request else {
         return Err(format!("the {KIND} has no request"));
     };
     if request.uid.len() > LONGEST_UID {
-        return Err(format!("request.uid: longer than {LONGEST_UID} bytes"));
+        return Err(format!("request.uid: must have at most {LONGEST_UID} bytes"));
     }
     let mut answer = AnswerText::new(body.len(), LARGEST_ANSWER);
     let uid = Value::from(request.uid.as_str());
@@ -98,7 +98,7 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     let failure = convert_all(&request, ReviewBudget::FULL, &mut answer).err();
     let mut answer = answer.text;
     if let Some(message) = &failure {
-        tracing::warn!(message, "objects cannot be converted");
+        tracing::warn!(message, "cannot convert the objects of a review");
         answer.truncate(before);
     }
     let status = if failure.is_none() { "Success" } else { "Failure" };
@@ -212,7 +212,7 @@ fn convert_one(
     answer: &mut AnswerText,
 ) -> Result<(), String> {
     if text.len() > LARGEST_OBJECT {
-        return Err(format!("has {} bytes, more than {LARGEST_OBJECT}", text.len()));
+        return Err(format!("has {} bytes: must have at most {LARGEST_OBJECT}", text.len()));
     }
     (budget.object, budget.maps) = (MOST_VALUES_OF_OBJECT, MOST_MAPS_OF_OBJECT);
     let mut rest = fields_of(text, budget)?;

@@ -54,7 +54,10 @@ fn what_is_no_review_is_refused() {
     }
     assert!(review(&[0xff, 0xfe]).is_err());
     let older = json!({"apiVersion": "apiextensions.k8s.io/v1beta1", "kind": KIND});
-    assert!(review_of(&older.to_string()).contains("only apiextensions.k8s.io/v1"));
+    assert!(
+        review_of(&older.to_string())
+            .contains("must be kind ConversionReview of apiextensions.k8s.io/v1")
+    );
     let empty = json!({"apiVersion": API_VERSION, "kind": KIND});
     assert!(review_of(&empty.to_string()).contains("no request"));
 }

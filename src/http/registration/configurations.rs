@@ -123,8 +123,8 @@ impl Registrar {
                     tracing::warn!(
                         object = part.kind(),
                         times,
-                        "another client changed the registration of admission; it was corrected. \
-                         Is Harvester's own webhook still running?"
+                        "another client changed the registration of admission, and the operator \
+                         corrected it. Does Harvester's own webhook still run?"
                     );
                 } else {
                     tracing::info!(object = part.kind(), "admission registered");

@@ -211,7 +211,7 @@ impl Registrar {
         };
         match self.installation.write_secret(state.secret.as_ref(), made.data()).await {
             Ok(written) => {
-                tracing::info!(step = step_name(&step), "admission's certificates written");
+                tracing::info!(step = step_name(&step), "wrote the Secret of admission");
                 take_secret(state, Some(written));
             }
             Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
@@ -306,7 +306,7 @@ fn take_secret(state: &mut RegistrarState, secret: Option<VersionedSecret>) {
     state.material = written.and_then(|secret| match CertificateMaterial::read(&secret.data) {
         Ok(material) => Some(material),
         Err(error) => {
-            tracing::warn!(%error, "admission's Secret is unreadable and will be replaced");
+            tracing::warn!(%error, "cannot read admission's Secret, will write a new one");
             None
         }
     });
@@ -335,12 +335,12 @@ fn now() -> Duration {
 
 fn step_name(step: &CertificateStep) -> &'static str {
     match step {
-        CertificateStep::Start => "start",
-        CertificateStep::Remember => "remember",
-        CertificateStep::Renew(_) => "renew",
-        CertificateStep::Begin => "begin",
-        CertificateStep::Switch => "switch",
-        CertificateStep::Forget => "forget",
+        CertificateStep::Start => "new authority and certificate",
+        CertificateStep::Remember => "trust the authority of this replica's certificate",
+        CertificateStep::Renew(_) => "new certificate",
+        CertificateStep::Begin => "next authority",
+        CertificateStep::Switch => "sign with the next authority",
+        CertificateStep::Forget => "remove expired authorities",
         CertificateStep::Wait(_) => "wait",
     }
 }
@@ -352,13 +352,13 @@ pub async fn find_me(installation: Installation, me: watch::Sender<String>) {
     loop {
         match timeout(LONGEST_PAUSE, installation.user_name()).await {
             Ok(Ok(Some(name))) if !name.is_empty() => {
-                tracing::info!(name, "username of this operator");
+                tracing::info!(name, "read the username of this operator");
                 drop(me.send_replace(name));
                 return;
             }
             Ok(Err(error)) => tracing::warn!(%error, "cannot read the username of this operator"),
             Ok(Ok(_)) | Err(_) => {
-                tracing::warn!("the API server does not return the username of this operator");
+                tracing::warn!("the API server has not returned the username of this operator");
             }
         }
         sleep(backoff(failures, RETRY.0, RETRY.1, jitter())).await;

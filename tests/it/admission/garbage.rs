@@ -71,7 +71,7 @@ async fn garbage_gets_a_sentence_or_a_closed_connection() -> Result<()> {
             VALIDATION,
             changed(|r| r["kind"] = json!("Pod")),
             400,
-            "want kind AdmissionReview",
+            "must be kind AdmissionReview",
         ),
         ("uid", VALIDATION, changed(|r| r["request"]["uid"] = json!("")), 400, "request.uid"),
         (
@@ -86,7 +86,7 @@ async fn garbage_gets_a_sentence_or_a_closed_connection() -> Result<()> {
             VALIDATION,
             changed(|r| r["request"]["resource"]["resource"] = json!("secrets")),
             400,
-            "want loadbalancers or ippools",
+            "must be loadbalancers or ippools",
         ),
         ("conversion", CONVERSION, "{".to_owned(), 400, ""),
         ("path", "/other", good.clone(), 404, ""),
@@ -160,7 +160,7 @@ async fn a_thousand_slow_connections_cost_little_and_delay_no_request() -> Resul
         said.push_str(&answer);
         ended += 1;
     }
-    for text in ["the body did not arrive in time", "no answer in time"] {
+    for text in ["the body did not arrive in time", "the operator did not answer in time"] {
         ensure!(said.contains(text), "no caller got: {text}");
     }
     for mut stream in silent {
