@@ -61,7 +61,10 @@ impl ApiServer {
                 match bearer(&self.0, token).await.map(|bearer| bearer.value.user) {
                     Ok(Some(who)) if who != user => {
                         faults += 1;
-                        why = format!("the token belongs to {:?} there, not to {user}", safe(&who));
+                        why = format!(
+                            "the server says that the token belongs to {:?}, not to {user}",
+                            safe(&who)
+                        );
                     }
                     Ok(_) => return true,
                     Err(error) => {

@@ -125,8 +125,8 @@ impl RancherClient {
         ends: Option<TokenEnd>,
     ) -> Result<StoredCredential, RancherError> {
         if was.annotations.is_empty() {
-            let why = "a Secret without annotations crashes Rancher's server".to_owned();
-            return Err(self.not_written(name, why));
+            let why = "the Secret has no annotations, and such a Secret crashes Rancher's server";
+            return Err(self.not_written(name, why.to_owned()));
         }
         let mut metadata = json!({"resourceVersion": was.version});
         if let Some(TokenEnd(ends)) = ends
@@ -189,7 +189,7 @@ impl RancherClient {
     fn secret_path(&self, method: &Method, name: &str) -> Result<String, RancherError> {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if name.is_empty() || !name.chars().all(fits) {
-            let why = "that is no name of a cloud credential".to_owned();
+            let why = "the name must have only lower-case letters, digits and dashes".to_owned();
             return Err(RancherError::NotFound(self.name_call(method, SECRETS), why));
         }
         Ok(format!("{SECRETS}/{name}"))
@@ -199,7 +199,7 @@ impl RancherClient {
 fn read(answer: &WireAnswer) -> Result<StoredCredential, RancherError> {
     let form: SecretForm = parsed(answer)?;
     let content = form.data.and_then(|mut data| data.remove(CONTENT)).map(|encoded| {
-        let odd = || answer.unreadable("its content is no text in base64");
+        let odd = || answer.unreadable("its content must be text in base64");
         let bytes = Zeroizing::new(STANDARD.decode(encoded.as_bytes()).map_err(|_| odd())?);
         let text = std::str::from_utf8(&bytes).map_err(|_| odd())?;
         Ok(SecretText::new(text.to_owned()))

@@ -92,7 +92,7 @@ impl RancherError {
         // A 404 whose body is no JSON object comes from a proxy, such as an ingress, that finds no
         // Rancher behind it. This answer says nothing about Rancher's objects.
         if read.is_none() && status == 404 {
-            let message = "the answer is not Rancher's".to_owned();
+            let message = "the answer does not come from Rancher".to_owned();
             return Self::Refused { call, status, message };
         }
         let plain =
@@ -111,7 +111,7 @@ impl RancherError {
             300..=399 => Self::Refused {
                 call,
                 status,
-                message: "the server redirects, and redirects are not followed".into(),
+                message: "the server redirects, and the operator follows no redirect".into(),
             },
             _ => Self::Refused { call, status, message },
         }
@@ -263,12 +263,13 @@ mod tests {
             message: message.to_owned(),
         };
         let forbidden = "User \"u-abc\" cannot get".to_owned();
+        let elsewhere = "the answer does not come from Rancher";
         for (status, body, expected) in [
             (401, &b"not authorized"[..], RancherError::Unauthorized(call())),
             (403, &stranger[..], RancherError::Unauthorized(call())),
             (403, &known[..], RancherError::Forbidden(call(), forbidden)),
             (404, &br#"{"message":"x"}"#[..], RancherError::NotFound(call(), "x".to_owned())),
-            (404, &b"<html>404 Not Found</html>"[..], refused(404, "the answer is not Rancher's")),
+            (404, &b"<html>404 Not Found</html>"[..], refused(404, elsewhere)),
             (409, &b""[..], RancherError::Conflict(call())),
             (502, &b"<html>"[..], refused(502, "")),
             (503, &b"service unavailable\n"[..], refused(503, "service unavailable")),
@@ -281,6 +282,6 @@ mod tests {
         assert!(RancherError::Silent(call(), String::new()).may_be_done());
         assert!(!of(422).may_be_done() && !of(401).may_be_done());
         let RancherError::Refused { message, .. } = of(302) else { panic!() };
-        assert!(message.contains("not followed"));
+        assert!(message.contains("follows no redirect"));
     }
 }

@@ -123,7 +123,8 @@ impl RancherIssuer {
         }
         let local = self.rancher.behind("local");
         let bearer = local.bearer(&self.key).await?.value;
-        let why = "its own cluster must run Kubernetes 1.28 or later to name the API key's user";
+        let why =
+            "Rancher's own cluster must run Kubernetes 1.28 or later to name the API key's user";
         bearer.user.ok_or_else(|| {
             RancherError::NotFound(local.name_call(&Method::POST, REVIEW), why.to_owned())
         })
@@ -168,13 +169,14 @@ impl RancherIssuer {
             (None, cluster) => self.rancher.behind(cluster.unwrap_or("local")),
         };
         let bearer = place.bearer(value).await;
-        let bearer =
-            bearer.map_err(|e| TokenFault::of("the new token, where it will be used", &e))?.value;
+        let bearer = bearer
+            .map_err(|e| TokenFault::of("cannot use the new token where it will be used", &e))?
+            .value;
         if let Some(named) = bearer.token
             && named != name.trim_start_matches("ext/")
             && named != name
         {
-            let why = "where the new token will be used, it is identified as another token";
+            let why = "the server where the new token will be used identifies it as another token";
             return Err(TokenFault::lasting(why.to_owned()));
         }
         // Rancher does not let a token for a single cluster read itself, so the API key reads it.
@@ -185,7 +187,7 @@ impl RancherIssuer {
                 let why = "Rancher does not know the new token yet".to_owned();
                 Err(TokenFault { why, may_pass: true })
             }
-            Err(error) => Err(TokenFault::of("the new token cannot be read", &error)),
+            Err(error) => Err(TokenFault::of("cannot read the new token from Rancher", &error)),
         }
     }
 
@@ -308,7 +310,7 @@ pub(super) fn pem(encoded: &str) -> Result<String, String> {
     let bytes = base64::engine::general_purpose::STANDARD.decode(plain).ok();
     bytes
         .and_then(|bytes| String::from_utf8(bytes).ok())
-        .ok_or_else(|| "its certificate-authority-data is no text in base64".to_owned())
+        .ok_or_else(|| "certificate-authority-data must be text in base64".to_owned())
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessrevi
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let answer = transport::shown(url, path).await?;
     let text = std::str::from_utf8(&answer.body);
-    text.map(str::to_owned).map_err(|_| answer.unreadable("it is no text"))
+    text.map(str::to_owned).map_err(|_| answer.unreadable("it is not text in UTF-8"))
 }
 
 /// An answer of a server, with its date.
@@ -90,10 +90,11 @@ impl RancherClient {
     ) -> Result<Self, String> {
         let there = ServerTarget::new(url, trust, name)?;
         if !there.is_at(&self.0) {
-            return Err("its server is not this Rancher".to_owned());
+            return Err("the server in the kubeconfig is not this Rancher".to_owned());
         }
         if there.prefix().is_empty() {
-            return Err("its server is no cluster behind Rancher".to_owned());
+            let right = "a cluster behind this Rancher: https://RANCHER/k8s/clusters/ID";
+            return Err(format!("the server in the kubeconfig must be {right}"));
         }
         Ok(Self(there))
     }
@@ -138,6 +139,6 @@ fn parsed<T: DeserializeOwned>(answer: &WireAnswer) -> Result<T, RancherError> {
     serde_json::from_slice(&answer.body).map_err(|error| {
         // The error names the position of the fault, but quotes no text of the answer.
         let at = format!("line {}, column {}", error.line(), error.column());
-        answer.unreadable(format!("unexpected at {at}"))
+        answer.unreadable(format!("the text at {at} is not as expected"))
     })
 }

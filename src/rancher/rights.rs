@@ -52,13 +52,10 @@ impl RancherIssuer {
         Ok(match timeout(ASKED_WITHIN, place.rights(value)).await {
             Ok(Ok(rights)) => rights,
             Ok(Err(error @ RancherError::Unauthorized(_))) => {
-                return Err(TokenFault::of(
-                    "the new token, where its rights are asked for",
-                    &error,
-                ));
+                return Err(TokenFault::of("cannot check the rights of the new token", &error));
             }
             Ok(Err(error)) => TokenRights::Unknown(error.to_string()),
-            Err(_) => TokenRights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
+            Err(_) => TokenRights::Unknown(unanswered()),
         })
     }
 }
@@ -81,9 +78,14 @@ impl ApiServer {
         match timeout(ASKED_WITHIN, asked).await {
             Ok(Ok(rights)) => rights,
             Ok(Err(error)) => TokenRights::Unknown(error.to_string()),
-            Err(_) => TokenRights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
+            Err(_) => TokenRights::Unknown(unanswered()),
         }
     }
+}
+
+/// Reason why the rights are unknown: the server did not answer in time.
+fn unanswered() -> String {
+    format!("the server did not answer within {} s", ASKED_WITHIN.as_secs())
 }
 
 /// The first right of the node driver that a token's bearer lacks. `None`: the bearer has all
@@ -121,7 +123,8 @@ impl RancherClient {
             }
         }
         Ok(if namespaces.len() > MOST_NAMESPACES {
-            TokenRights::Unknown(format!("the user may see {} namespaces", namespaces.len()))
+            let count = namespaces.len();
+            TokenRights::Unknown(format!("the user may see {count} namespaces, too many to check"))
         } else {
             TokenRights::Lacking(lacking.lacking())
         })

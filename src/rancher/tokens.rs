@@ -273,7 +273,7 @@ impl RancherClient {
         };
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
         if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
-            let why = format!("{:?} is no name of a token", safe(name));
+            let why = format!("{:?} is not the name of a token", safe(name));
             return Err(RancherError::NotFound(self.name_call(method, folder), why));
         }
         Ok(format!("{folder}/{name}"))
@@ -331,5 +331,5 @@ fn is_gone(error: &RancherError) -> bool {
 
 fn time(text: &str, answer: &WireAnswer) -> Result<i64, RancherError> {
     timestamp::parse_rfc3339(text)
-        .ok_or_else(|| answer.unreadable("it has no time of the token's creation"))
+        .ok_or_else(|| answer.unreadable("it does not have the time of the token's creation"))
 }

@@ -108,7 +108,7 @@ impl ServerTarget {
         }
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         let name = ServerName::try_from(name.unwrap_or(&host).to_owned())
-            .map_err(|_| format!("{host:?} is neither a name nor an address"))?;
+            .map_err(|_| format!("the host {host:?} must be a DNS name or an IP address"))?;
         Ok(Self {
             port: uri.port_u16().unwrap_or(443),
             prefix: uri.path().trim_end_matches('/').to_owned(),

@@ -21,7 +21,8 @@ pub(super) fn settings(trust: TrustedRoots<'_>) -> Result<ClientConfig, String> 
     match trust {
         TrustedRoots::Pem(pem) => tls::trusting(pem),
         TrustedRoots::System => {
-            tls::trusting_system().map_err(|why| format!("{why}: set the server's own"))
+            let right = "give the certificate authority of the server";
+            tls::trusting_system().map_err(|why| format!("{why}: {right}"))
         }
     }
 }

@@ -70,8 +70,8 @@ async fn echoes(cluster: &Cluster, proxy: &Proxy, operator: &Operator, way: &str
         "message": "no good: $AUTHORIZATION"});
     let answers = [
         (400, status.to_string(), "no good"),
-        (201, review("$AUTHORIZATION"), "the token belongs to"),
-        (201, review("stranger"), "the token belongs to \"stranger\" there, not to system:"),
+        (201, review("$AUTHORIZATION"), "says that the token belongs to"),
+        (201, review("stranger"), "the token belongs to \"stranger\", not to system:"),
     ];
     cluster.put(way).await?;
     for (code, body, words) in answers {

@@ -113,7 +113,7 @@ pub(super) async fn is_least(site: &Site) -> Result<()> {
     let (good, token) = (site.there.content(&site.cc), site.published()?);
     site.there.edit_content(&site.cc, &elsewhere.kubeconfig_with("c-m-prod", &token));
     site.cluster.annotate("rotate", "elsewhere").await?;
-    site.refused("VerifyFailed", &["its server is not this Rancher"]).await?;
+    site.refused("VerifyFailed", &["the server in the kubeconfig is not this Rancher"]).await?;
     ensure!(elsewhere.calls().is_empty(), "{:?}", elsewhere.calls());
     site.there.edit_content(&site.cc, &good);
     site.rotated("elsewhere").await?;

@@ -126,7 +126,7 @@ async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
         said.extend(results.into_iter().filter_map(Result::err).map(|e| format!("{e} {e:?}")));
     }
     assert!(said.len() > 50, "{said:?}");
-    assert!(said.iter().any(|text| text.contains("not followed")));
+    assert!(said.iter().any(|text| text.contains("follows no redirect")));
     assert!(said.iter().any(|text| text.contains("not understood")));
     refuse(500, "x".repeat(9 << 20));
     let long =

@@ -54,7 +54,7 @@ async fn a_secret_without_annotations_is_never_written() -> Result<()> {
     site.there.reset();
     let refused =
         site.client.write(&admin, &cc, &was, &SecretText::new("x".to_owned()), None).await;
-    assert!(refused.is_err_and(|error| error.to_string().contains("without annotations")));
+    assert!(refused.is_err_and(|error| error.to_string().contains("has no annotations")));
     assert!(site.there.calls().is_empty(), "nothing was sent");
     Ok(())
 }
