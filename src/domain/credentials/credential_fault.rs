@@ -15,13 +15,13 @@ pub enum CredentialFault {
     #[error("it is not YAML")]
     NotYaml,
     /// The spec names a user of a kubeconfig, but the value is no kubeconfig.
-    #[error("it is no kubeconfig")]
+    #[error("it is not a kubeconfig")]
     NoKubeconfig,
     /// The value has no users, so it is no kubeconfig.
-    #[error("it is no kubeconfig: it has no users")]
+    #[error("it is not a kubeconfig, because it has no users")]
     NoUsers,
     /// The value is a kubeconfig, and the spec names none of its users.
-    #[error("it holds a kubeconfig: spec.target.secret.kubeconfigUser must name the user")]
+    #[error("it is a kubeconfig: spec.target.secret.kubeconfigUser must name one of its users")]
     UserNotNamed,
     /// The current context is missing, or names no user.
     #[error("it has no current context, or its current context names no user")]
@@ -44,7 +44,7 @@ pub enum CredentialFault {
     #[error("no context names the user {0:?}, so its token has no server")]
     NoContext(String),
     /// The kubeconfig lacks the cluster that the user's context names.
-    #[error("the cluster of the user {0:?} is not in it")]
+    #[error("it does not contain the cluster of the user {0:?}")]
     NoCluster(String),
     /// The kubeconfig's entry for the cluster names a proxy, or a path to a file. The operator can
     /// use neither, so it cannot test a token there.
@@ -79,7 +79,7 @@ pub enum CredentialFault {
     )]
     NoCreator,
     /// The cloud credential has no content for Harvester.
-    #[error("it is no credential for Harvester")]
+    #[error("it is not a credential for Harvester")]
     NotForHarvester,
     /// The cloud credential's kubeconfig turns off the check of the server's certificate.
     #[error(

@@ -45,7 +45,7 @@ fn what_rancher_would_not_take_is_refused_by_name() {
     let why = CloudCredential::read(&good, true, Some(CONTENT)).unwrap_err().to_string();
     assert!(why.contains("deleted"), "{why}");
     let why = CloudCredential::read(&good, false, None).unwrap_err().to_string();
-    assert!(why.contains("no credential for Harvester"), "{why}");
+    assert!(why.contains("not a credential for Harvester"), "{why}");
     for (from, to, said) in [
         ("    token: \"kubeconfig-u-abcde12345:one\"", "    exec: {command: rancher}", "exec"),
         ("current-context: \"prod\"", "", "current context"),

@@ -371,7 +371,7 @@ pub fn plan(
     };
     match found.tokens.iter().find(|there| there.name == token) {
         None if found.taken.contains_key(token) => {
-            faults.push(format!("{secret} is no token Secret: it is not ours. {OTHER}"));
+            faults.push(format!("{secret} exists, but is not a token Secret. {OTHER}"));
         }
         None => steps.push(CreationStep { body: token_body(guest, found), object: secret }),
         Some(there) if there.account.0 != guest.cluster => {

@@ -98,8 +98,8 @@ pub(super) fn plan(
         match found.roles.get(role) {
             None => steps.push(CreationStep { object, body: json!({"rules": rules}) }),
             Some(there) if *there != rules => faults.push(format!(
-                "--csi narrow: {object} exists with other rules: it is not ours. Delete it, or \
-                 give --csi harvester"
+                "--csi narrow: {object} exists, but has other rules than --csi narrow needs. \
+                 Delete it, or give --csi harvester"
             )),
             Some(_) => {}
         }
@@ -218,7 +218,7 @@ fn fault(guest: &GuestCluster, wanted: &WantedBinding, there: &StoredBinding) ->
         )
     } else {
         format!(
-            "{object} exists, but gives {kind} {name} instead of {}: it is not ours. {OTHER}",
+            "{object} exists, but grants {kind} {name} instead of ClusterRole {}. {OTHER}",
             wanted.role
         )
     })

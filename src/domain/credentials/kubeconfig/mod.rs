@@ -264,7 +264,7 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
     }
     if let Some(data) = text("client-certificate-data") {
         auth_methods.push(client_certificate::claims(data).map_or_else(
-            || AuthMethod::Unknown("its client-certificate-data is no certificate".to_owned()),
+            || AuthMethod::Unknown("its client-certificate-data is not a certificate".to_owned()),
             AuthMethod::Certificate,
         ));
     }
@@ -277,7 +277,7 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
     if let Some(method) = UNKNOWN_END_FIELDS.iter().find(|method| is_there(method) && !path(method))
     {
         auth_methods.push(AuthMethod::Unknown(format!(
-            "it authenticates by {method}: its end is not in the file"
+            "the user authenticates by {method}: the file does not say when that ends"
         )));
     }
     auth_methods

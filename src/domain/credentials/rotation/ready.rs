@@ -188,7 +188,7 @@ impl ReadyReason {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
                     let last = rfc3339(deletion::deadline(plan, record));
-                    format!(": {why}; the deletion continues without that at {last}")
+                    format!(": {why}; the deletion continues without the revocation at {last}")
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))
             }

@@ -76,7 +76,7 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
         anyhow::Ok(said.contains("no answer").then_some(said))
     })
     .await?;
-    let until = said.split_once("continues without that at ").context("no end")?.1;
+    let until = said.split_once("continues without the revocation at ").context("no end")?.1;
     let asked = cluster.rotations().get(NAME).await?.metadata.deletion_timestamp;
     let asked = serde_json::to_value(asked)?;
     let times = [until, asked.as_str().unwrap_or_default()].map(DateTime::parse_from_rfc3339);

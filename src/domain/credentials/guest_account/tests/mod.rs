@@ -219,7 +219,7 @@ fn foreign_objects_are_named() {
         f.tokens.clear();
         f.taken.insert("blue-token".into(), ForeignSecret::default());
     };
-    has(with(&taken), &["Secret guests/blue-token", "not ours"]);
+    has(with(&taken), &["Secret guests/blue-token", "not a token Secret"]);
     has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
     // The existing ClusterRoleBinding, as Rancher's UI makes it, gives more than narrow rights. The
     // plan accepts this binding, but refuses the ClusterRole `CSI_SHARED`, because its rules

@@ -40,16 +40,20 @@ pub(super) fn expiring_condition(
     match (is_near, ends) {
         (true, Some(end)) if plan.source.is_none() => {
             let named = watched.ending_by(now + plan.schedule.minimum_left, now);
-            let named =
-                if named.is_empty() { format!("it ends at {}", rfc3339(end)) } else { named };
+            let named = if named.is_empty() {
+                format!("the credential ends at {}", rfc3339(end))
+            } else {
+                named
+            };
             let reason = if end <= now { "Expired" } else { "NotReplaced" };
             (True, reason, format!("{named}: not replaced automatically"))
         }
         (true, Some(end)) if end <= now => {
-            (True, "Expired", format!("it ended at {}", rfc3339(end)))
+            (True, "Expired", format!("the credential in the target ended at {}", rfc3339(end)))
         }
         (true, _) => {
-            let message = "it should have been replaced by now: see the condition Ready";
+            let message =
+                "the credential should have been replaced by now: see the condition Ready";
             (True, "Overdue", message.to_owned())
         }
         (false, Some(_)) => (False, "TimeLeft", String::new()),
@@ -83,7 +87,7 @@ pub(super) fn minter_condition(
     match key_alarm(plan, key) {
         _ if refused => {
             let message = format!(
-                "the API key that was {} is not accepted: put another one into its Secret",
+                "Rancher refuses the API key, last known as {}: put another key into its Secret",
                 key.name
             );
             (True, "NotAccepted", message)

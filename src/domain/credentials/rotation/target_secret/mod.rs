@@ -54,7 +54,7 @@ pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>)
         });
     };
     if secret.immutable && rotated {
-        return none(TargetState::Unfit("it is immutable".to_owned()));
+        return none(TargetState::Unfit("the Secret is immutable".to_owned()));
     }
     match read_value(wants, rotated, secret) {
         Ok(read) => read,

@@ -64,7 +64,7 @@ fn what_would_do_harm_is_refused_and_not_repeated() {
     let said = why(&wants(None), true, Some(&content(CONFIG)));
     assert!(said.contains("kubeconfigUser"), "{said}");
     let said = why(&wants(Some("a")), true, Some(&content("secret")));
-    assert!(said.contains("no kubeconfig") && !said.contains("secret"), "{said}");
+    assert!(said.contains("not a kubeconfig") && !said.contains("secret"), "{said}");
     assert!(why(&wants(Some("b")), true, Some(&content(CONFIG))).contains("no context"));
     let fixed = SecretContent { immutable: true, ..content("x") };
     assert!(why(&wants(None), true, Some(&fixed)).contains("immutable"));
@@ -121,7 +121,7 @@ fn other_ways_to_authenticate_are_listed_by_user() {
         let said = watched(user);
         assert!(said.len() == 1 && said[0].contains(way), "{user}: {said:?}");
     }
-    assert!(watched("odd")[0].contains("no certificate"));
+    assert!(watched("odd")[0].contains("not a certificate"));
     assert!(watched("nothing").is_empty());
     assert_eq!(seen.watched.unknown_count(), 5);
     assert!(matches!(seen.target, TargetState::There { holds: Some(_), .. }), "{:?}", seen.target);

@@ -89,8 +89,8 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     let title = one.title.as_ref().map(|title| format!(" ({title})")).unwrap_or_default();
     match &one.credential {
         Some(credential) => format!("cloud credential {credential}{title} {when}"),
-        None if one.user.is_empty() => format!("it {when}"),
-        None => format!("that of user {:?} {when}", one.user),
+        None if one.user.is_empty() => format!("the credential {when}"),
+        None => format!("the credential of user {:?} {when}", one.user),
     }
 }
 
