@@ -119,7 +119,7 @@ impl ReadyReason {
     ) -> Self {
         let Some(watched) = watched.filter(|watched| !watched.listed.is_empty()) else {
             let why = if wants.secret.is_some() {
-                "spec.target.secret: the Secret does not exist, or has no credential"
+                "spec.target.secret: the Secret has no credential"
             } else if wants.cloud_credential.is_some() {
                 "spec.target.cloudCredential: the cloud credential has no token"
             } else {
@@ -178,7 +178,7 @@ impl ReadyReason {
                 return (False, format!("{}Failed", step.word()), why.clone());
             }
             Self::NotRevoked => {
-                let message = "too many old credentials could not be revoked: the operator makes no new credential until they are revoked";
+                let message = "too many old credentials are not revoked yet: the operator makes no new credential until one is revoked";
                 (False, "NotRevoked", message.to_owned())
             }
             Self::NotPublished(why) => {
