@@ -61,7 +61,7 @@ impl fmt::Display for TakeoverProgram {
 /// A Deployment, as stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Deployment {
-    /// `namespace/name`.
+    /// `namespace/name` of the Deployment.
     pub name: String,
     /// `spec.replicas`.
     pub wanted: i32,
@@ -70,8 +70,8 @@ pub struct Deployment {
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
-    /// Number of replicas before a step set it to 0, from [`ANNOTATION_REPLICAS`]. `None`: not
-    /// recorded.
+    /// Number of replicas before a step set the number to 0, from [`ANNOTATION_REPLICAS`]. `None`:
+    /// no number is recorded.
     pub before: Option<i32>,
 }
 
@@ -80,7 +80,7 @@ pub struct Deployment {
 /// `upgrade_managedchart_harvester`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManagedChart {
-    /// `namespace/name`.
+    /// `namespace/name` of the ManagedChart.
     pub name: String,
     /// `spec.values` of the sub-chart [`SUB_CHART`]. Null: the sub-chart has no values.
     pub values: Value,
@@ -119,18 +119,18 @@ impl ManagedChart {
 /// A stored CRD of LoadBalancer or IPPool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Crd {
-    /// `metadata.name`.
+    /// `metadata.name` of the CRD.
     pub name: String,
-    /// Whether the annotation `helm.sh/resource-policy` makes Helm keep the CRD after its chart no
-    /// longer has it.
+    /// Whether the annotation `helm.sh/resource-policy` makes Helm keep the CRD after the chart no
+    /// longer contains the CRD.
     pub is_kept: bool,
     /// Whether the CRD's `spec.versions` are those of this operator's release.
     pub is_current: bool,
-    /// Whether the Go controller can work with the CRD's stored form, or with the recorded form.
+    /// Form of the CRD with which the Go controller can work, if there is one.
     pub way_back: WayBack,
 }
 
-/// Whether the Go controller can work with the CRD's stored form, or with the recorded form.
+/// Form of a CRD with which the Go controller can work: the stored form, a recorded form, or none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayBack {
     /// No stored version has the status subresource, so the Go controller can work with the CRD.
@@ -215,8 +215,8 @@ pub enum TakeoverStep {
     OpenAdmission,
     /// Set the values of the ManagedChart back to the recorded values.
     RestoreChart,
-    /// Set the number of the program's replicas to field 1: the recorded number, or 1 without a
-    /// record.
+    /// Start the program. Field 1: new number of its replicas, which is the recorded number.
+    /// Without a record, one replica is started.
     Start(TakeoverProgram, i32),
     /// Wait until a replica of the program is ready.
     AwaitReady(TakeoverProgram),
