@@ -37,9 +37,9 @@ use api::{IPPool, IPPoolSpec, IPPoolStatus};
 /// A pool as the API server returned it.
 #[derive(Clone, Debug)]
 pub struct PoolSeen {
-    /// `metadata.name`.
+    /// `metadata.name` of the pool.
     pub name: String,
-    /// Creation, in seconds since the epoch.
+    /// Time of the pool's creation, in seconds since the epoch.
     pub created: i64,
     /// Segment of the network in the pool's selector.
     pub segment: Segment,
@@ -71,7 +71,7 @@ impl PoolSeen {
 pub struct LoadBalancerEntry {
     /// Name and UID of the LoadBalancer.
     pub owner: Owner,
-    /// Creation, in seconds since the epoch.
+    /// Time of the LoadBalancer's creation, in seconds since the epoch.
     pub created: i64,
     /// Claim in the LoadBalancer's status. `None`: the LoadBalancer publishes no claim.
     pub published: Option<Claim>,
@@ -89,16 +89,16 @@ pub struct LoadBalancerIndex {
 /// A fault of a stored ledger that was found and corrected, for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerRepair {
-    /// A published address was missing from the ledger. The owner is the LoadBalancer that
-    /// publishes it.
+    /// A published address was missing from the ledger. Field 1: the LoadBalancer that publishes
+    /// the address. A claim for this LoadBalancer was added to the ledger.
     Restored(Claim, Owner),
-    /// The ledger named an owner other than the LoadBalancer that publishes the address. The owner
-    /// in this value is the publisher, which has the claim from now on.
+    /// The ledger named an owner other than the LoadBalancer that publishes the address. Field 1:
+    /// this LoadBalancer, which has the claim from now on.
     Corrected(Claim, Owner),
-    /// A LoadBalancer publishes an address that belongs to another owner. The owner in this value
-    /// is that LoadBalancer. It loses the address.
+    /// A LoadBalancer publishes an address that belongs to another owner. Field 1: this
+    /// LoadBalancer, which loses the address.
     Double(Claim, Owner),
-    /// The ledger had an entry whose key is not an IP address. The value is this key.
+    /// The ledger had an entry whose key is not an IP address. Field 0: this key.
     Unreadable(String),
 }
 
