@@ -1,5 +1,5 @@
-//! Owns the leases' network interfaces, the links. Each lease has one macvlan in mode `source`. Its
-//! list of allowed source addresses is empty, and it has no IP address.
+//! Network interfaces of the leases, called links. Each lease has one macvlan in mode `source`.
+//! This macvlan has an empty list of allowed source addresses, and no IP address.
 //!
 //! Each link makes its parent interface accept frames to the link's hardware address. The link
 //! itself receives no frame. In other modes the kernel would copy each broadcast of the network to
@@ -37,8 +37,9 @@ use rtnetlink::{
 use crate::domain::dhcp::Mac;
 use crate::domain::dhcp_lease::agent_name;
 
-/// Error codes of the kernel, as negative values of errno.
+/// Error code of the kernel for a link that exists already: -EEXIST.
 const EXISTS: i32 = -17;
+/// Error code of the kernel for a link that does not exist: -ENODEV.
 const NO_SUCH_DEVICE: i32 = -19;
 /// Lowest number for the interface group in which several links are removed together. The group
 /// gets the first number, from this one on, that no link uses.
@@ -58,7 +59,7 @@ pub(super) struct KernelLinks {
 pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
-    /// Running request for a list of all links. It starts after the kernel has dropped
+    /// Running request for a list of all links. The request starts after the kernel has dropped
     /// notifications because the socket's buffer was full. The list of many links takes long. So
     /// the request goes on when the future of [`LinkChanges::next`] is dropped.
     listing: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
@@ -122,7 +123,7 @@ impl KernelLinks {
     }
 
     /// Makes the link of a lease and sets it up. An existing link of this name stays if it is
-    /// configured correctly. If not, it is replaced.
+    /// configured correctly, and is replaced otherwise.
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
         match self.add(parent, mac, &name, &alias).await {

@@ -33,9 +33,11 @@ pub(super) struct WriteOutcome {
 /// Record that was read after a write failed with 409 or 404. A 404 means that the record does not
 /// exist, or that its CRD has no status subresource.
 enum RereadRecord {
-    /// The write did not fail in this way, or the record could not be read.
+    /// The write did not fail with 409 or 404, or the record could not be read.
     Unread,
+    /// The record does not exist.
     Gone,
+    /// The record as it was read.
     Is(Box<DHCPLease>),
 }
 
@@ -91,7 +93,9 @@ impl AgentTerm<'_> {
         });
     }
 
-    /// Handles the outcome of a write.
+    /// Updates the lease by the outcome of a write. After a success, the lease's client learns that
+    /// its record is written. After a failure, the write is tried again, unless the record no
+    /// longer exists.
     pub(super) fn written(&mut self, written: WriteOutcome) {
         let WriteOutcome { mac, uid, what, outcome, status, fresh } = written;
         let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.uid == uid) else {
@@ -145,8 +149,8 @@ impl AgentTerm<'_> {
         self.reschedule(mac);
     }
 
-    /// Queues the next write of a lease's record, if this write became pending during the last one.
-    /// If the lease is ending, takes the next step of its end.
+    /// Queues the next write of a lease's record, if one became pending during the last write. If
+    /// the lease is ending, takes the next step to end the lease.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);
