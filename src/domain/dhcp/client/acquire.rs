@@ -190,9 +190,9 @@ impl DhcpClient {
         self.granted(lease);
     }
 
-    /// Handles a grant to a client without an address. The client then probes the granted address
-    /// by ARP. No probe is sent if probes are off, or if a guest or kube-vip may still announce the
-    /// address for this client.
+    /// Begins to use a granted lease, for a client that holds no address. The client first probes
+    /// the address by ARP, and holds the lease if no other host answers. No probe is sent if probes
+    /// are off, or if a guest or kube-vip may still announce the address for this client.
     pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former
@@ -204,8 +204,8 @@ impl DhcpClient {
         }
     }
 
-    /// Makes the granted lease the held lease. The address needed no ARP probe, or no other host
-    /// has answered the probe.
+    /// Makes the client hold the lease, and reports an event. Before this call, the ARP probe of
+    /// the address has ended without an answer, or no probe was needed.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -222,7 +222,7 @@ impl DhcpClient {
         })
     }
 
-    /// Handles the refusal of an address by the server that offered this address. `trouble`:
+    /// Lets the client wait after a refusal by the server that offered the address. `trouble`:
     /// trouble that is recorded from the second refusal on.
     fn refused(&mut self, trouble: ClientTrouble) {
         let pause = self.pause_after_refusal();
