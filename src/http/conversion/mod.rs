@@ -1,14 +1,14 @@
-//! Conversion between the versions of `LoadBalancer`: the review's envelope.
-//! [`crate::domain::conversion`] converts the objects.
+//! Answers ConversionReviews of the API server. [`crate::domain::conversion`] converts each
+//! LoadBalancer in a review.
 //!
 //! Invariants:
-//! * one review may hold every object of a cluster. So objects are read, converted and written one
-//!   after the other, and are never all in memory as trees of values;
-//! * only the parts of an object that differ between versions are parsed. The other parts pass as
-//!   text;
-//! * any client may send a review, so its values are counted before they are parsed. No text takes
-//!   more memory or time than the limits below allow;
-//! * the answer has the same objects as the request, in the same order.
+//! * One review may hold every object of a cluster. So objects are read, converted and written one
+//!   after the other, and are never all in memory as trees of values.
+//! * Only the parts of an object that differ between versions are parsed. The other parts pass as
+//!   text.
+//! * Any client may send a review. So the values of a review are counted before they are parsed. No
+//!   text takes more memory or time than the limits below allow.
+//! * The answer has the same objects as the request, in the same order.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -28,11 +28,11 @@ const KIND: &str = "ConversionReview";
 /// Maximum size of one object, in bytes. The API server accepts requests of up to 3 MiB, and etcd
 /// stores objects of up to 1.5 MiB.
 const LARGEST_OBJECT: usize = 3 << 20;
-/// Maximum number of values in one object. An object that the schema allows has fewer than 20,000
-/// values.
+/// Maximum number of values in one object. No valid object reaches the limit: the largest object
+/// that the schema allows has fewer than 20,000 values.
 const MOST_VALUES_OF_OBJECT: usize = 60_000;
-/// Maximum number of maps in one object. An object that the schema allows has fewer than 2,000
-/// maps.
+/// Maximum number of maps in one object. No valid object reaches the limit: the largest object that
+/// the schema allows has fewer than 2,000 maps.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
 /// Maximum number of values in one review. About 15,000 objects with twenty listeners each have
 /// this number of values. Their conversion takes less than a second.
@@ -165,12 +165,13 @@ impl<'de> Visitor<'de> for EachOf<'_> {
     }
 }
 
-/// Numbers of values and maps that may still be parsed. `review`: values in the rest of the review.
-/// `object`: values in the rest of the current object. `maps`: maps in the rest of the current
-/// object.
+/// Numbers of values and maps that may still be parsed.
 struct ReviewBudget {
+    /// Values in the rest of the review.
     review: usize,
+    /// Values in the rest of the current object.
     object: usize,
+    /// Maps in the rest of the current object.
     maps: usize,
 }
 
@@ -293,7 +294,7 @@ const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
 /// Text of an answer. A write beyond the limit `most` fails.
 struct AnswerText {
     text: Vec<u8>,
-    /// Maximum size in bytes.
+    /// Maximum size of the text, in bytes.
     most: usize,
 }
 
