@@ -131,8 +131,8 @@ struct ControllerArgs {
 
 /// Parses texts of the form NAMESPACE or NAMESPACE/SECRET+SECRET. Returns a map from each namespace
 /// to the Secrets that the operator may touch there. An empty set allows all Secrets of the
-/// namespace. Empty text, as between two commas, is ignored. Otherwise, empty text would mean every
-/// namespace.
+/// namespace. An empty text, such as the one between two commas, is skipped: an empty namespace
+/// would stand for all namespaces.
 fn namespaces(texts: &[String]) -> BTreeMap<String, BTreeSet<String>> {
     let given = texts.iter().filter(|text| !text.is_empty());
     given

@@ -40,6 +40,7 @@ use crate::rancher::{ApiServer, TrustedRoots};
 const ROUNDS: usize = 30;
 /// Longest time that Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
+/// Pause between two reads of a token Secret that Kubernetes has not filled yet.
 const LOOK: Duration = Duration::from_millis(200);
 /// Longest time that the server may take to accept the token of the cloud config.
 const CHECKED: Duration = Duration::from_secs(15);
@@ -59,7 +60,8 @@ pub(super) struct CloudConfigArgs {
     /// Namespace of the guest cluster's VMs.
     #[arg(long, short)]
     namespace: Option<String>,
-    /// All namespaces. Only with --list or --revoke gone.
+    /// All namespaces. Allowed only with --list, or to revoke the credentials of guests that no
+    /// longer exist (--revoke gone).
     #[arg(long, short = 'A')]
     all_namespaces: bool,
     /// Form of the output.
@@ -346,10 +348,9 @@ impl CredentialCommands {
         Ok(())
     }
 
-    /// Creates or corrects the placeholder of the guest: the Secret that takes the name of the
-    /// guest's first token Secret after that token Secret was removed. `kept`: name of the Secret
-    /// with the valid token; `None` for the newest valid token. `make`: whether a missing
-    /// placeholder is created.
+    /// Creates or corrects the guest's placeholder. The placeholder takes the name of the guest's
+    /// first token Secret after that Secret was removed. `kept`: name of the Secret with the valid
+    /// token. `None`: the newest valid token. `make`: whether a missing placeholder is created.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,
