@@ -19,7 +19,8 @@ use crate::domain::credentials::secret_text::SecretText;
 /// Maximum number of namespaces to review. If there are more, and the rights in the reviewed
 /// namespaces do not suffice, the result is [`TokenRights::Unknown`].
 const MOST_NAMESPACES: usize = 16;
-/// Time limit for all reviews of one token. The reviews block one of the few workers.
+/// Time limit for all reviews of one token. During the reviews, a worker cannot serve another
+/// TokenRotation, and there are only a few workers.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
 /// Path of the list of namespaces that a user may see. Rancher's UI offers this list for the choice
 /// of the machines' namespace.
@@ -61,8 +62,9 @@ impl RancherIssuer {
 }
 
 impl ApiServer {
-    /// Whether the bearer of a token has the rights that Rancher's node driver needs, in all
-    /// namespaces or in one of `namespaces`. `account`: the ServiceAccount, for the message.
+    /// Reviews the rights that Rancher's node driver needs. They are enough if the token's bearer
+    /// has all of them cluster-wide, or all of them in one of `namespaces`. `account`:
+    /// ServiceAccount of the token, for the message about a missing right.
     pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> TokenRights {
         let asked = async {
             let Some(lacking) = lacks(self.endpoint(), token, None).await? else {
@@ -89,8 +91,8 @@ fn unanswered() -> String {
 }
 
 /// The first right of the node driver that a token's bearer lacks. `None`: the bearer has all
-/// rights. `namespace`: namespace where the bearer must have the rights. If `namespace` is `None`,
-/// the bearer must have them in all namespaces.
+/// rights. `namespace`: namespace where the bearer must have the rights. `None` as the namespace:
+/// the bearer must have the rights in all namespaces.
 async fn lacks(
     server: &ServerTarget,
     token: &str,

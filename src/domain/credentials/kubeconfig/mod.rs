@@ -19,8 +19,8 @@ use super::credential_fault::CredentialFault;
 use super::secret_text::SecretText;
 use super::token::TokenClaims;
 
-/// Fields that the operator accepts in no user entry. A client would use such a field instead of
-/// the token, or together with the token.
+/// Fields of a user entry that the operator refuses. A client would use such a field instead of the
+/// token, or together with the token.
 const OTHER_AUTH_FIELDS: [&str; 8] = [
     "exec",
     "auth-provider",
@@ -35,7 +35,8 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
 /// not state an expiry.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
-/// Suffix after a user's name. Together they name the entry with the user's old token.
+/// Suffix of the user entry that keeps a user's old token. The entry has the user's name with this
+/// suffix.
 const PREVIOUS: &str = "-previous";
 /// Name of the cluster, the context and the user of a new kubeconfig.
 const MADE: &str = "harvester";
@@ -47,9 +48,10 @@ pub struct Kubeconfig(Value);
 pub enum AuthMethod {
     /// A token in the file.
     Token(SecretText),
-    /// A certificate in the file. The claims are the certificate's name and times.
+    /// A client certificate in the file. Field 0: name and times of the certificate.
     Certificate(TokenClaims),
-    /// A method whose expiry is not known. The text says why.
+    /// Method of authentication whose expiry is not known. Field 0: text that says why the expiry
+    /// is not known.
     Unknown(String),
 }
 
@@ -146,8 +148,8 @@ impl Kubeconfig {
     }
 
     /// Text of this kubeconfig with `token` as the token of `user`. `kept`: old token that stays in
-    /// a user entry of its own. Such an entry is necessary if the issuer deletes a token that the
-    /// target no longer names.
+    /// a user entry of its own. The issuer may delete a token that the target no longer names. This
+    /// entry prevents the deletion of the old token.
     pub fn with_token(
         &self,
         user: &str,

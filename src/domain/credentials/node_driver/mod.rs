@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 pub struct DriverRight {
     pub(super) verb: &'static str,
     pub(super) group: &'static str,
-    /// Resource. In a right to a subresource: resource, slash, subresource.
+    /// Resource, such as `virtualmachines`. In a right to a subresource, resource and subresource,
+    /// such as `virtualmachines/start`.
     pub(super) resource: &'static str,
     /// Name of the only object that the right is for. `None`: all objects.
     pub(super) name: Option<&'static str>,
