@@ -1,5 +1,5 @@
-//! Settings of users on a Service that do not have their documented effect if kube-vip announces
-//! the Service.
+//! Settings that users make on a Service, and that do not have their documented effect if kube-vip
+//! announces the Service.
 
 use std::collections::BTreeSet;
 
@@ -10,16 +10,16 @@ use super::StoredService;
 /// remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingMisfit {
-    /// `externalTrafficPolicy` is Local, and no VM on the announcing node serves, so the address is
-    /// not announced.
+    /// `externalTrafficPolicy` is Local, and no VM serves on the node of kube-vip's leader.
+    /// kube-vip then does not announce the address.
     NoLocalBackend(String),
-    /// `loadBalancerSourceRanges` is set, but clients outside the ranges reach the announcing node
-    /// itself.
+    /// `loadBalancerSourceRanges` is set, but clients outside the ranges still reach the ports of
+    /// the announcing node itself.
     SourceRanges(String),
 }
 
-/// Finds a setting of the Service that does not have its documented effect. `endpoints` are the VMs
-/// behind the Service. `None`: every setting has its effect.
+/// Finds a setting of the Service that does not have its documented effect. `endpoints`: VMs behind
+/// the Service. `None`: every setting has its effect.
 pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<SettingMisfit> {
     let bypassed = stored.source_range.is_some();
     no_local_backend(stored, endpoints)
