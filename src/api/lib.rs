@@ -40,8 +40,8 @@ pub use watched::{ApiKey, WatchedCredential};
 /// The API group of `LoadBalancer`, `IPPool` and `DHCPLease`.
 pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 
-/// Annotation of a LoadBalancer: the network (`namespace/name` of a NetworkAttachmentDefinition)
-/// that its address must belong to.
+/// Annotation of a LoadBalancer: the network that its address must belong to, as `namespace/name`
+/// of a NetworkAttachmentDefinition.
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 /// Annotation of a LoadBalancer: the address that is or was claimed for the LoadBalancer, as
 /// `POOL/ADDRESS`. The operator writes the annotation. A backup without the status still contains
@@ -102,7 +102,7 @@ pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/convers
 /// Label that Harvester puts on a VM's instances: the VM's name.
 pub const LABEL_VM_NAME: &str = "harvesterhci.io/vmName";
 
-/// Label of the Services and EndpointSlices that the operator writes for vm load balancers. The
+/// Label of the Services and EndpointSlices that the operator writes for VM load balancers. The
 /// value is `true`.
 pub const LABEL_SERVICE_LB: &str = "loadbalancer.harvesterhci.io/servicelb";
 /// Label of an EndpointSlice: the Service that the EndpointSlice belongs to.
@@ -173,8 +173,9 @@ pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
 /// a Service, the client is kube-vip. For a LoadBalancer, the client is the host's agent.
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
 /// Annotation that the operator writes on a network that [`ANNOTATION_DHCP`] declares: state of the
-/// network's agent, as JSON. The state has the pod that serves the network, and since when. If no
-/// pod serves the network, or if the pod does not follow the annotations, the state has the reason.
+/// network's agent, as JSON. The state names the pod that serves the network, and the time since
+/// which the pod serves it. The state gives a reason if no pod serves the network, or if the pod
+/// works with its former options because an annotation of the network is not valid.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked,
