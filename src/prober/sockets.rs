@@ -6,11 +6,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// answer before the timeout of 3 s. Then 10,000 / 5 * 3 = 6,000 probes are under way. The maximum
 /// is a third above this number. Each probe costs the kernel about 4 KiB.
 const MOST: usize = 8_192;
-/// Number of descriptors reserved for the rest of the process: connections to the API server,
+/// Number of file descriptors reserved for the rest of the process: connections to the API server,
 /// metrics, files.
 const RESERVED: usize = 256;
-/// Number of probes that may be under way even if there are few descriptors. Probing is then slow,
-/// but does not stop.
+/// Number of probes that may be under way even if there are few file descriptors. Probing is then
+/// slow, but does not stop.
 const LEAST: usize = 64;
 
 /// Raises the process's soft limit of open files to its hard limit. Returns the number of probes
