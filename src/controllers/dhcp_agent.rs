@@ -200,7 +200,7 @@ impl DeploymentReconciler<'_> {
             let name = agent_name(&network.name);
             if seen.deployments.get(&name).is_some_and(|stored| !stored.ours) {
                 network.agent = WantedAgent::Refused(format!(
-                    "Deployment {}/{name} is not the operator's: remove it",
+                    "Deployment {}/{name} has the name that the agent needs, but it is not the operator's: remove it",
                     self.agents.namespace
                 ));
             }
@@ -225,7 +225,7 @@ impl DeploymentReconciler<'_> {
                     (WantedAgent::Faulty(_), Some(_)) => {
                         "the DHCP agent retains its current options"
                     }
-                    _ => "no DHCP agent is made",
+                    _ => "the operator creates no DHCP agent",
                 };
                 tracing::warn!(network = network.name, why, "{what}");
                 let note = format!("{what}: {why}");

@@ -144,7 +144,7 @@ async fn carry_out(
             ctx.writer.patch_record(record, &patch).await.map(drop)
         }
         RetentionStep::Delete => {
-            tracing::info!(record = key, "leased address is to be released");
+            tracing::info!(record = key, "deleting the record: its agent releases the address");
             ctx.writer.delete_record(record).await
         }
         RetentionStep::Forget => {
@@ -153,10 +153,10 @@ async fn carry_out(
             if forgotten.is_ok() {
                 tracing::warn!(
                     record = key,
-                    "record removed without its agent: the lease has expired"
+                    "removed the record of an expired lease, because its network has no DHCP agent"
                 );
                 let note = format!(
-                    "its address was not released: network {} has no DHCP agent",
+                    "the leased address was not released: network {} has no DHCP agent",
                     record.spec.network
                 );
                 ctx.events.warning(record.object_ref(&()), "RecordRemoved", note);

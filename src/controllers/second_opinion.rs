@@ -96,7 +96,7 @@ impl OpinionTerm {
 
     /// Handles one period of doubt: from the first doubted failure until no failure is doubted.
     async fn doubt(&mut self) {
-        let note = format!("{DOUBTED}: VMs that fail stay endpoints: {ASKED}");
+        let note = format!("{DOUBTED}: VMs that fail their health check stay endpoints: {ASKED}");
         self.warn(reason::PROBER_DOUBTED, note);
         let mut opinion = Opinion::None;
         while self.consult(&mut opinion).await.is_some() {

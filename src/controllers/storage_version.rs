@@ -87,7 +87,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
         return Ok(StorageOutcome::Done);
     }
     if !crd.spec.versions.iter().any(|version| version.storage && version.name == STORED) {
-        return Ok(StorageOutcome::Waits(format!("the CRD does not store {STORED}")));
+        return Ok(StorageOutcome::Waits(format!("the CRD's storage version is not {STORED}")));
     }
     // With the conversion strategy `None`, the API server drops the fields that exist only in the
     // version in which an object is stored.
@@ -114,7 +114,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {
                 return Ok(StorageOutcome::Waits(format!(
-                    "{namespace}/{name} is not written: {error}"
+                    "cannot write LoadBalancer {namespace}/{name}: {error}"
                 )));
             }
         }

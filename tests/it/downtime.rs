@@ -88,7 +88,8 @@ async fn a_day_without_any_replica_is_made_up_for() -> Result<()> {
         .await?;
     // What waits for a person says so.
     let note = cluster.warned("pool", "OrphanFreed").await?;
-    ensure!(note.contains(&format!("{} was held for default/gone", before["gone"])), "{note}");
+    let freed = format!("{} was freed: it was held for default/gone", before["gone"]);
+    ensure!(note.contains(&freed), "{note}");
     let note = cluster.warned("other", "LedgerRepaired").await?;
     ensure!(note.contains(&before["vms"]), "{note}");
     let said = cluster.pool_says("doomed", "Ready", "Deleting").await?;

@@ -135,7 +135,7 @@ impl LedgerTask {
                 }
                 Ok(Some(Guard(Err(error)))) => {
                     self.ctx.metrics.unreadable.with_label_values(&["IPPool"]).inc();
-                    tracing::warn!(pool = name, %error, "this IPPool cannot be read, so it gives out no address");
+                    tracing::warn!(pool = name, %error, "this IPPool cannot be read, so it allocates no address");
                     self.drop_pool(&name);
                 }
                 Ok(None) => self.drop_pool(&name),

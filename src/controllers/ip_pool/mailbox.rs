@@ -19,7 +19,7 @@ pub enum LedgerError {
     #[error("the LoadBalancer must be read again")]
     Stale,
     /// End of this replica's term of leadership: the ledger task is gone.
-    #[error("the ledger is closed")]
+    #[error("the ledger task has ended, because this replica no longer leads")]
     Closed,
 }
 

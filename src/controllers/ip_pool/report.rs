@@ -98,6 +98,7 @@ impl LedgerTask {
     }
 
     pub(super) fn report_repairs(&self, pool: &IPPool, repairs: &[LedgerRepair]) {
+        let mut first = None;
         for repair in repairs {
             let (kind, what) = match repair {
                 LedgerRepair::Restored(claim, owner) => (
@@ -110,7 +111,7 @@ impl LedgerTask {
                 LedgerRepair::Corrected(claim, owner) => (
                     "corrected",
                     format!(
-                        "{} is published by {}, which the ledger did not record",
+                        "{} is published by {}, but the ledger named another owner",
                         claim.ip, owner.name
                     ),
                 ),
@@ -122,17 +123,18 @@ impl LedgerTask {
                     ),
                 ),
                 LedgerRepair::Unreadable(text) => {
-                    ("unreadable", format!("{text:?} in status.allocated is no address"))
+                    ("unreadable", format!("key {text:?} in status.allocated is not an IP address"))
                 }
             };
             self.ctx.metrics.repairs.with_label_values(&[kind]).inc();
             tracing::warn!(pool = pool.name_any(), kind, what, "ledger repaired");
+            first = first.or(Some(what));
         }
-        if let Some(first) = repairs.first() {
+        if let Some(first) = first {
             self.ctx.events.warning(
                 pool.object_ref(&()),
                 "LedgerRepaired",
-                format!("{} entries were corrected to match what LoadBalancers publish, such as: {first:?}", repairs.len()),
+                format!("{} entries of the ledger were corrected, such as: {first}", repairs.len()),
             );
         }
     }

@@ -73,14 +73,14 @@ impl LedgerTask {
             let listed = if orphans.len() > MOST_EVENTS { 1 } else { orphans.len() };
             let more = match orphans.len() - listed {
                 0 => String::new(),
-                more => format!("; so were {more} more"),
+                more => format!("; {more} more addresses were freed"),
             };
             for OrphanClaim { claim, owner, .. } in orphans.into_iter().take(listed) {
                 self.ctx.events.warning(
                     self.reference(pool),
                     "OrphanFreed",
                     format!(
-                        "{} was held for {}, which no longer exists or has another address{more}",
+                        "{} was freed: it was held for {}, which no longer exists or has another address{more}",
                         claim.ip, owner.name
                     ),
                 );

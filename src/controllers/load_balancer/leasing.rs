@@ -119,7 +119,7 @@ fn decide(
 fn refusal(error: CallError, creating: bool) -> Result<Option<NoLease>, CallError> {
     match error {
         CallError::NotFound(_) if creating => Ok(Some(NoLease::Refused(
-            "the kind is not served: install its CustomResourceDefinition".to_owned(),
+            "the cluster does not serve this kind: install its CustomResourceDefinition".to_owned(),
         ))),
         CallError::Conflict(_) | CallError::NotFound(_) => Ok(None),
         error => match error.refusal() {

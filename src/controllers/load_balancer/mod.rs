@@ -115,7 +115,7 @@ pub enum ReconcileError {
     #[error("the LoadBalancer has changed meanwhile")]
     Outdated,
     /// The API server refuses a necessary write.
-    #[error("refused: {0}")]
+    #[error("a write was refused: {0}")]
     Refused(String),
 }
 

@@ -94,7 +94,7 @@ impl RotationRun<'_> {
                 let is_ours = there.is_none_or(|there| owner(&there) == owner(child));
                 let why = || {
                     format!(
-                        "TokenRotation {name} has the name that its own TokenRotation needs: delete TokenRotation {name}"
+                        "TokenRotation {name} has the name that the operator needs for the TokenRotation of this credential: delete TokenRotation {name}"
                     )
                 };
                 Ok((!is_ours).then(why))

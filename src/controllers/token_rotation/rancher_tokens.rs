@@ -31,7 +31,8 @@ const MOST_FAULTS: u8 = 2;
 
 impl RotationRun<'_> {
     pub(super) fn session(&self) -> Result<&RancherSession, StepFault> {
-        self.session.as_ref().ok_or_else(|| StepFault::Step("Rancher was not asked".to_owned()))
+        let fault = || StepFault::Step("the operator has no session with Rancher".to_owned());
+        self.session.as_ref().ok_or_else(fault)
     }
 
     /// Names of the tokens that were made for the TokenRotation, as the last read listed them.
@@ -68,7 +69,7 @@ impl RotationRun<'_> {
         let deadline = Instant::now() + TEST_DEADLINE;
         let mut lasting = 0;
         let mut why = format!(
-            "no answer within {} s where the new token will be used",
+            "the server where the new token will be used gave no answer within {} s",
             TEST_DEADLINE.as_secs()
         );
         for pause in TEST_PAUSES {

@@ -60,7 +60,7 @@ impl RotationRun<'_> {
             Err(CallError::NotFound(_)) => {
                 let (namespace, account) = (self.namespace(), self.account());
                 return Err(StepFault::Step(format!(
-                    "spec.source: there is no ServiceAccount {namespace}/{account}: make it"
+                    "spec.source: there is no ServiceAccount {namespace}/{account}: create it"
                 )));
             }
             other => other?,

@@ -162,7 +162,10 @@ impl RotationRun<'_> {
             match self.context.ctx.writer.restart(&namespace, workload, text).await {
                 Ok(()) => {}
                 Err(CallError::NotFound(_)) => {
-                    let note = format!("there is no {:?} {}", workload.kind, workload.name);
+                    let note = format!(
+                        "spec.restartWorkloads: there is no {:?} {}",
+                        workload.kind, workload.name
+                    );
                     let events = &self.context.ctx.events;
                     events.warning(self.rotation.object_ref(&()), "WorkloadMissing", note);
                 }

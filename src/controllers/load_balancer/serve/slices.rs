@@ -159,7 +159,7 @@ impl ServiceTarget<'_> {
                 self.forget_slice(name);
                 let whose = service::foreign(&owners(&stored.metadata), self.identity());
                 Err(WriteObstacle::ForeignSlice(format!(
-                    "an EndpointSlice {}/{name} exists: {}; it is left as it is: remove it, or rename the LoadBalancer",
+                    "an EndpointSlice {}/{name} exists: {}; the operator does not change it: remove it, or create the LoadBalancer under another name",
                     self.namespace,
                     whose.unwrap_or_default()
                 )))

@@ -290,7 +290,7 @@ fn loses_a_port(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
 /// `namespace/name`, and `whose` the text from [`foreign`].
 pub fn conflict(lb: &str, whose: &str) -> String {
     format!(
-        "a Service {lb} exists: {whose}; it is left as it is: rename one of the two, or remove it"
+        "a Service {lb} exists: {whose}; the operator does not change it: remove it, or create the LoadBalancer under another name"
     )
 }
 
