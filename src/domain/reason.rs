@@ -130,7 +130,7 @@ impl NoAddressReason {
                 )
             }
             Self::NotReady { pool, why } => {
-                format!("no available IP: IPPool {pool} gives out no addresses: {why}")
+                format!("no available IP: IPPool {pool} allocates no addresses: {why}")
             }
             Self::ClusterRemoved { cluster, vm } => format!(
                 "the vm {vm} shows guest cluster {cluster} is being removed: its LoadBalancers get no new address until its VMs are gone"
@@ -231,14 +231,14 @@ impl NoLease {
                 "the lease on network {network} ended, and the network's DHCP agent is not running: see the agent's pod"
             ),
             Self::Lost { network, said, .. } => format!(
-                "the address leased on network {network} is lost, another one is requested{}",
+                "the address leased on network {network} is lost, and another one is requested{}",
                 more(said)
             ),
             Self::NoAgent { network, .. } if network.is_empty() => format!(
-                "no network is named, so no DHCP agent can lease an address: name one in the annotation {ANNOTATION_NETWORK}"
+                "the LoadBalancer names no network, so no DHCP agent can lease an address: name one in the annotation {ANNOTATION_NETWORK}"
             ),
             Self::NoAgent { network, declared: true } => format!(
-                "the DHCP agent of network {network} is not running, the LoadBalancer waits for it: see the agent's pod"
+                "the DHCP agent of network {network} is not running, and the LoadBalancer waits for it: see the agent's pod"
             ),
             Self::NoAgent { network, declared: false } => format!(
                 "the host leases no addresses on network {network}: to change that, annotate the NetworkAttachmentDefinition with {ANNOTATION_DHCP}=host"
@@ -252,7 +252,7 @@ impl NoLease {
                 format!("the former address, on network {network}, must be released first")
             }
             Self::OtherIdentity => {
-                "the former address was leased as another client, and must be released first"
+                "the former address was leased with another client identity, and must be released first"
                     .to_owned()
             }
             Self::TakingOver { network } => format!(
@@ -331,11 +331,11 @@ pub const DELETING: &str = "Deleting";
 /// Suffix of [`other_controller`]'s text, if IPPool still has the status subresource. The other
 /// controller writes the status by updates of the whole IPPool, and the API server drops the status
 /// from such updates.
-pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
+pub const STATUS_DROPPED: &str = ". IPPool has a status subresource in this cluster, so the API server silently drops the records of that controller, which may then allocate one address twice: restore Harvester's CRD, or stop that controller";
 
 /// Suffix of [`other_controller`]'s text, if the operator has removed the status subresource of
 /// IPPool.
-pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource here, which silently drops that controller's records: the operator has removed it from the CRD, so that no address is allocated twice";
+pub const STATUS_KEPT: &str = ". IPPool had a status subresource in this cluster, with which the API server silently drops the records of that controller: the operator has removed the subresource from the CRD, so that no address is allocated twice";
 
 /// Text of the condition and the Event that report that another CRD has replaced the operator's
 /// CRD.
@@ -347,7 +347,7 @@ pub const FORM_REPAIRED: &str =
 
 /// Text of the Event that reports that the operator has restored a CRD's status subresource.
 pub const STATUS_BACK: &str =
-    "the status subresource, which was removed while another controller led, is back";
+    "the operator has restored the status subresource, which it removed for another controller";
 
 /// Text of the condition and the Event about another controller that leads. `holder`: identity of
 /// that controller in the Lease.

@@ -294,7 +294,7 @@ async fn a_form_of_the_crd_that_drops_its_records_is_said_and_changed() -> Resul
     leases.create(&PostParams::default(), &theirs).await?;
     let operator = cluster.standby(Start::default()).await?;
     let note = cluster.warned(LEASE, "OtherControllerLeads").await?;
-    ensure!(note.contains(GO) && note.contains("removed it from the CRD"), "{note}");
+    ensure!(note.contains(GO) && note.contains("removed the subresource from the CRD"), "{note}");
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let is_safe = async || {
         let versions = crds.get(IP_POOLS).await?.spec.versions;
