@@ -63,7 +63,7 @@ impl RestoreChange {
                 "LoadBalancer {name} had {at} and is not in the restored etcd, where LoadBalancer {other} has the address: {again} creates it again with another address, or delete {other} first if its Service is gone"
             ),
             RestoreOutcome::Moved(now) => format!(
-                "LoadBalancer {name} had {at}, and in the restored etcd it has {}: {again} learns that",
+                "LoadBalancer {name} had {at}, and in the restored etcd it has {}: {again} updates the address",
                 now.map_or_else(|| "no address".to_owned(), |ip| ip.to_string())
             ),
             RestoreOutcome::Returned => format!(

@@ -357,7 +357,7 @@ impl PoolConflict {
     /// because of this conflict.
     pub fn standing_back(&self) -> String {
         format!(
-            "{}: {}; the older pool stays in use, this pool gives out no new address",
+            "{}: {}; the older pool stays in use, and this pool allocates no new address",
             self.field(),
             self.message()
         )

@@ -108,7 +108,7 @@ fn lost(net: IpNet, first: IpAddr, last: IpAddr) -> Option<String> {
         return None;
     }
     Some(format!(
-        "no subnet is known, so {net} is assumed, and {} are not given out: if this is wrong, correct the range's subnet and gateway",
+        "no subnet is known, so {net} is assumed, and {} are not allocated: if this is wrong, correct the range's subnet and gateway",
         names.join(", ")
     ))
 }

@@ -285,7 +285,7 @@ impl ImportPlan {
                     key: SERVICES.to_owned(),
                     value: ip.to_string(),
                     why: format!(
-                        "is in use by Service {user}: keep IPPool {} from giving it out",
+                        "is in use by Service {user}: remove it from the ranges of IPPool {}",
                         pool.name
                     ),
                 });
@@ -310,9 +310,9 @@ impl ImportPlan {
                 .map(|name| format!("not changed: IPPool {name} existed; compare its ranges")),
         );
         lines.extend(self.notes.iter().map(|note| format!("note: {note}")));
-        lines.extend(
-            (!self.ignored.is_empty()).then(|| format!("not pools: {}", self.ignored.join(", "))),
-        );
+        if !self.ignored.is_empty() {
+            lines.push(format!("keys that are not pools: {}", self.ignored.join(", ")));
+        }
         bounded(&lines)
     }
 }
