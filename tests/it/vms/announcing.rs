@@ -143,7 +143,7 @@ async fn a_network_decides_on_pool_hints_and_addresses() -> Result<()> {
     // The endpoints show that the change was observed.
     cluster.endpoints_are("web", &[("a", "192.168.200.7", "ready")]).await?;
     let said = cluster.serves("web", "NetworkMismatch").await?;
-    assert!(said.starts_with("keeps 10.100.0.2: "), "{said}");
+    assert!(said.starts_with("the LoadBalancer keeps 10.100.0.2: "), "{said}");
     cluster
         .patch_lb(
             "web",

@@ -13,7 +13,7 @@ use crate::object_fields::condition::{condition, with_condition};
 use crate::object_fields::finalizers::{removal_patch, with_finalizer};
 use crate::pools::allocator::ClaimResult;
 use crate::reason;
-use crate::reason::NoLease;
+use crate::reason::{NoAddressReason, NoLease};
 use crate::vm_backends::listeners::{self, BackendCounts, ServingStatus};
 use api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
@@ -276,7 +276,7 @@ fn ready(
                 AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. })
                     if status == ConditionStatus::True =>
                 {
-                    condition(status, wait.reason(), format!("keeps {ip}: {}", wait.message()))
+                    condition(status, wait.reason(), keeps(ip, wait))
                 }
                 AddressOutcome::Guest(Some(why)) if status == ConditionStatus::True => {
                     condition(status, reason, format!("{message}; {why}"))
@@ -284,11 +284,9 @@ fn ready(
                 _ => condition(status, reason, message),
             }
         }
-        AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. }) => condition(
-            ConditionStatus::True,
-            wait.reason(),
-            format!("keeps {ip}: {}", wait.message()),
-        ),
+        AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. }) => {
+            condition(ConditionStatus::True, wait.reason(), keeps(ip, wait))
+        }
         AddressOutcome::Pool(ClaimResult::Held { .. }) => {
             condition(ConditionStatus::True, reason::ALLOCATED, String::new())
         }
@@ -305,6 +303,11 @@ fn ready(
             condition(ConditionStatus::True, reason::DHCP, message)
         }
     }
+}
+
+/// Message of a LoadBalancer that keeps the address `ip`, although it asks for another one.
+fn keeps(ip: &str, wait: &NoAddressReason) -> String {
+    format!("the LoadBalancer keeps {ip}: {}", wait.message())
 }
 
 /// Merge patch with the condition `Ready` that says that another controller, `holder`, leads.

@@ -172,7 +172,8 @@ fn a_missing_address_gives_a_known_reason() {
         let kept = patched(&lb(WorkloadType::Cluster), &holds("a", 5, Some(wait)));
         let (status, condition_reason, message) = condition(&kept);
         assert_eq!((status, condition_reason.as_str()), (ConditionStatus::True, reason));
-        assert!(message.starts_with("keeps 10.0.0.5: ") && message.contains(words), "{message}");
+        let rest = message.strip_prefix("the LoadBalancer keeps 10.0.0.5: ");
+        assert!(rest.is_some_and(|why| why.contains(words)), "{message}");
     }
 }
 

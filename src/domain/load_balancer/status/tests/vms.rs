@@ -181,7 +181,11 @@ fn a_kept_address_is_reported_once_the_vms_answer() {
     let wait = NoAddressReason::Full { pools: vec!["b".into()] };
     let kept = holds("a", 5, Some(wait));
     for (backends, reason, beginning) in [
-        (&[backend(7, true, false)][..], "NoAvailableIP", "keeps 10.0.0.5: no available IP"),
+        (
+            &[backend(7, true, false)][..],
+            "NoAvailableIP",
+            "the LoadBalancer keeps 10.0.0.5: no available IP",
+        ),
         (&[backend(7, false, false)], "BackendsNotReady", "running backend servers are not ready"),
         (&[], "NoRunningBackends", "no running backend servers"),
     ] {
