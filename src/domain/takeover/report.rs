@@ -23,7 +23,7 @@ pub fn sentence(step: &TakeoverStep, state: &TakeoverState) -> String {
             )
         }
         TakeoverStep::RestoreChart => {
-            format!("put back the recorded values of {SUB_CHART} in ManagedChart {}", chart())
+            format!("restore the recorded values of {SUB_CHART} in ManagedChart {}", chart())
         }
         TakeoverStep::AwaitAdmission => {
             "wait until the operator has registered its webhooks".to_owned()
@@ -47,7 +47,7 @@ pub fn sentence(step: &TakeoverStep, state: &TakeoverState) -> String {
         TakeoverStep::AdoptCrd(name) => {
             format!("replace the form of CRD {name} by the operator's, and record the former form")
         }
-        TakeoverStep::RestoreCrd(name) => format!("put back the recorded form of CRD {name}"),
+        TakeoverStep::RestoreCrd(name) => format!("restore the recorded form of CRD {name}"),
         TakeoverStep::RemoveFinalizers(objects) => {
             format!(
                 "remove the Go controller's finalizers from {objects} VirtualMachines and VirtualMachineInstances"
@@ -76,8 +76,8 @@ pub fn situation(state: &TakeoverState) -> String {
     let _ = writeln!(text, "{:<18} {leader}", "leader:");
     let chart = state.chart.as_ref().map_or_else(
         || {
-            "none: keep the tool that installed the Go controller, such as Argo CD, from \
-             starting it again"
+            "none: make sure that the tool that installed the Go controller, such as Argo CD, \
+             does not start it again"
                 .to_owned()
         },
         |chart| chart.name.clone(),

@@ -212,8 +212,8 @@ impl Forecast {
                     effect: Effect::Stays,
                     object: format!("IPPool {name}"),
                     text: format!(
-                        "gives out no address: {why}. The {holds} addresses that it has given out \
-                         stay"
+                        "allocates no address: {why}. The {holds} addresses that it has allocated \
+                         stay allocated"
                     ),
                 });
             }

@@ -176,7 +176,7 @@ fn pools_that_break_a_stricter_rule_are_named_and_serve_on() {
     let forecast = world.forecast();
     assert_eq!(forecast.keep, 2, "{forecast:#?}");
     finds(&forecast, Effect::Stays, "IPPool reversed", "10.2.0.20 is above rangeEnd 10.2.0.10");
-    let standing_back = |f: &&ForecastFinding| f.text.starts_with("gives out no address");
+    let standing_back = |f: &&ForecastFinding| f.text.starts_with("allocates no address");
     assert!(forecast.findings.iter().any(|f| standing_back(&f)), "{forecast:#?}");
 }
 

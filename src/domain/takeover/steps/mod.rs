@@ -273,7 +273,7 @@ impl Direction {
 
 fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, String> {
     let missing = "the operator is not installed: install it first, with helm install. It then \
-                   stands by while the Go controller leads";
+                   waits while the Go controller leads";
     if state.operator.is_none() {
         return Err(missing.to_owned());
     }
@@ -308,7 +308,7 @@ fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, 
 fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if state.controller.is_none() {
         return Err(
-            "there is no Deployment of the Go controller to go back to: install Harvester's chart harvester-load-balancer first"
+            "there is no Deployment of the Go controller: install Harvester's chart harvester-load-balancer first"
                 .to_owned(),
         );
     }
@@ -317,7 +317,7 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
         return Err(format!(
             "CRD {} is the operator's, and Harvester's form is not recorded. With the operator's \
              form, the API server would drop the status that the Go controller writes, and one \
-             address could be given twice. Apply Harvester's CRD first",
+             address could be allocated twice. Apply Harvester's CRD first",
             crd.name
         ));
     }
