@@ -39,7 +39,7 @@ async fn on_the_pod_network_a_vm_is_at_its_pods_address_alone() -> Result<()> {
         cluster.lb_with(lb, spec.clone()).await?;
         let said = cluster.waits(lb, REFUSED).await?;
         let expected = format!(
-            "running backend servers have no IP that they may have: liar reports {address}, which is no address of its pod"
+            "running backend servers have no IP that the operator accepts: liar reports {address}, which is no address of its pod"
         );
         assert_eq!(said, expected);
         assert_eq!(cluster.warned(lb, REFUSED).await?, said);

@@ -316,7 +316,7 @@ impl ServingStatus {
 
 /// Text that says why the failures of health checks are doubted.
 pub const DOUBTED: &str =
-    "most VMs of many load balancers fell silent at once, so the fault may be the prober's";
+    "most VMs of many load balancers stopped answering together, so the fault may be the prober's";
 
 /// Status, reason and message of the `Ready` condition of a LoadBalancer that has an address.
 /// `asked`: address for which the Service asks.
@@ -331,7 +331,7 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
     let Some(backends) = &report.backends else {
         return not(
             reason::VMS_UNKNOWN,
-            "virtual machines cannot be listed, so endpoints stay as they are: is KubeVirt installed, and may the operator list its objects?",
+            "virtual machines cannot be listed, so endpoints stay as they are: check that KubeVirt is installed, and that the operator may list its objects",
         );
     };
     if backends.ready() == 0 {
@@ -345,12 +345,12 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
             && backends.total() == backends.without_address
         {
             let message =
-                format!("running backend servers have no IP that they may have: {refused}");
+                format!("running backend servers have no IP that the operator accepts: {refused}");
             not(reason::BACKEND_ADDRESS_REFUSED, &message)
         } else if backends.total() == backends.without_address {
             not(
                 reason::NO_BACKEND_ADDRESS,
-                "running backend servers have no IP: a guest agent must report it, on the load balancer's network if it names one",
+                "running backend servers have no IP: their guest agents must report one, on the load balancer's network if the load balancer names one",
             )
         } else if backends.unhealthy > 0 {
             not(
@@ -372,7 +372,7 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
             Some(old) => format!("the Service asks for another address than {old}"),
             None => format!("the Service asks for {asked}"),
         };
-        let message = format!("{asks}; nothing announces it yet: is kube-vip running?");
+        let message = format!("{asks}; nothing announces it yet: check that kube-vip is running");
         return not(reason::NOT_ANNOUNCED, &message);
     };
     if let Some(fault) = &report.health_fault {
@@ -385,12 +385,13 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
     }
     if let Some(refused) = backends.refusal() {
         let message =
-            format!("VMs with an address that they may not have are not served: {refused}");
+            format!("VMs whose address the operator does not accept get no traffic: {refused}");
         return (ConditionStatus::True, reason::BACKEND_ADDRESS_REFUSED, message);
     }
     if !backends.last_known.is_empty() {
         let names = some_of(&backends.last_known);
-        let message = format!("guest agent silent, last known address kept: {names}");
+        let message =
+            format!("guest agents report no address, so the last known one is used: {names}");
         return (ConditionStatus::True, reason::LAST_KNOWN_ADDRESS, message);
     }
     if let Some(SettingMisfit::SourceRanges(why)) = &report.misfit {

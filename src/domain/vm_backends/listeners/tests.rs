@@ -313,7 +313,7 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
             "the Service asks for 10.0.0.100;",
         ),
         (ours(), Some(mute), true, yes, "InvalidHealthCheck", "health is not checked: port"),
-        (ours(), Some(mute), false, yes, "LastKnownAddress", "guest agent silent"),
+        (ours(), Some(mute), false, yes, "LastKnownAddress", "guest agents report no address"),
         (ours(), Some(one), true, yes, "InvalidHealthCheck", "health is not checked: port"),
         (ours(), Some(one), false, yes, "Announced", "announced at 10.0.0.100"),
     ] {
@@ -339,7 +339,8 @@ fn a_long_list_of_silent_guests_is_cut_short() {
     ] {
         let list: Vec<VmBackend> = (0..count).map(|n| last_known(&format!("vm-{n}"))).collect();
         let (_, _, message) = ready(&report(ours(), &list), "10.0.0.100");
-        assert_eq!(message, format!("guest agent silent, last known address kept: {expected}"));
+        let beginning = "guest agents report no address, so the last known one is used: ";
+        assert_eq!(message, format!("{beginning}{expected}"));
     }
 }
 

@@ -150,13 +150,13 @@ impl Opinion {
         let other = answer.map(|answer| answer.by.words()).unwrap_or_default();
         match self {
             Self::None => format!(
-                "only {leader} has probed them, no other replica has answered: see the network of its node, and whether another replica runs"
+                "only {leader} has probed them, and no other replica has answered: check the network of its node, and whether another replica runs"
             ),
             Self::SameNode => format!(
-                "{other} does not reach them either, but is on the node of the leader, {leader}: see the network of that node"
+                "{other} does not reach them either, but is on the node of the leader, {leader}: check the network of that node"
             ),
             Self::Well => format!(
-                "{other} reaches them and the leader, {leader}, does not: see the network of the leader's node; if its pod is deleted, another replica leads"
+                "{other} reaches them and the leader, {leader}, does not: check the network of the leader's node; to let another replica lead, delete the leader's pod"
             ),
             Self::Dead => format!("{other} does not reach them either"),
         }

@@ -48,7 +48,7 @@ fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<
         None => "no node has announced it yet".to_owned(),
     };
     Some(format!(
-        "spec.externalTrafficPolicy of the Service is Local, so kube-vip announces the address only while kube-vip's leading node runs a ready VM; {last}, ready VMs are on {nodes}: run a VM on the leading node, or set externalTrafficPolicy to Cluster"
+        "spec.externalTrafficPolicy of the Service is Local, so kube-vip announces the address only while kube-vip's leading node runs a ready VM; {last}, and ready VMs are on {nodes}: run a VM on the leading node, or set externalTrafficPolicy to Cluster"
     ))
 }
 

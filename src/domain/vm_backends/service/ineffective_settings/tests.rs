@@ -36,7 +36,7 @@ fn with_policy_local_the_announcing_node_must_run_a_vm_that_serves() {
         other => panic!("{other:?}"),
     };
     let why = of(&service("Local", Some("n1"), true), &elsewhere).unwrap();
-    assert!(why.contains("Node n1 announced it last, ready VMs are on n2, n3:"), "{why}");
+    assert!(why.contains("Node n1 announced it last, and ready VMs are on n2, n3:"), "{why}");
     let why = of(&service("Local", None, false), &elsewhere).unwrap();
     assert!(why.contains("no node has announced it yet"), "{why}");
 
