@@ -77,7 +77,7 @@ impl RawAnswer {
     pub(super) fn granted<T: DeserializeOwned>(self) -> Result<T, CallError> {
         let answer = self.accepted()?;
         // The parse error is not passed on: it may quote a secret.
-        serde_json::from_slice(&answer.body).map_err(|_| answer.failed("not JSON"))
+        serde_json::from_slice(&answer.body).map_err(|_| answer.failed("the answer is not JSON"))
     }
 
     /// Returns the answer if its HTTP status is a success. `Err`: the reason why the request was
@@ -219,8 +219,9 @@ impl CredentialReader {
         let secret = api.call_get_metadata(name).await?;
         if secret.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
             let why = format!(
-                "Secret {namespace}/{name} belongs to another owner: without the label {LABEL_ROTATION}={rotation} \
-                 no token is bound to it: delete it, or wait for the next name"
+                "Secret {namespace}/{name} belongs to another owner: it does not have the label \
+                 {LABEL_ROTATION}={rotation}, so no token is bound to it: delete the Secret, or \
+                 wait until the operator uses another name"
             );
             let status = Status::failure(&why, "Invalid").with_code(422);
             return Err(CallError::new(
@@ -271,7 +272,7 @@ impl CredentialReader {
         }
         let why = format!(
             "the operator cannot create resource \"serviceaccounts/token\" of ServiceAccount \
-             {namespace}/{account}: the chart's credentials.namespaces must name it"
+             {namespace}/{account}: add the account to the chart's value credentials.namespaces"
         );
         let status = Status::failure(&why, "Forbidden").with_code(403);
         let call = ApiCall::new(format!("POST {}", reviews.resource_url()));

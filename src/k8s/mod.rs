@@ -92,7 +92,7 @@ pub enum CallError {
     #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, restores it")]
     Missing(&'static str, &'static str),
     /// Refusal of a write, because this process does not lead.
-    #[error("not the leader")]
+    #[error("this process is not the leader")]
     NotLeader,
     /// The call was refused, or it is unknown whether it had an effect.
     #[error(transparent)]

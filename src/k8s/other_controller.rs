@@ -111,7 +111,7 @@ impl LeaseHolderWatch {
             Ok(false) => "",
             Ok(true) => reason::STATUS_KEPT,
             Err(error) => {
-                tracing::warn!(crd = IP_POOLS, %error, "the status subresource was not removed");
+                tracing::warn!(crd = IP_POOLS, %error, "cannot remove IPPool's status subresource");
                 reason::STATUS_DROPPED
             }
         }
@@ -151,7 +151,7 @@ impl LeaseHolderWatch {
                     self.writer.patch_lb_condition(&namespace, &lb.name_any(), &patch).await;
                 if let Err(error) = written {
                     let lb = format!("{namespace}/{}", lb.name_any());
-                    tracing::debug!(lb, %error, "condition about the leader not written");
+                    tracing::debug!(lb, %error, "cannot write the condition of the LoadBalancer");
                 }
             }
         }

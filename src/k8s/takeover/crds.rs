@@ -32,8 +32,7 @@ impl TakeoverClient {
         let mut crds = Vec::new();
         for name in CRDS {
             let crd = self.definition(name).await;
-            let crd =
-                crd.with_context(|| format!("cannot read CRD {name}, which Harvester has"))?;
+            let crd = crd.with_context(|| format!("cannot read CRD {name} of Harvester"))?;
             let has_status = crd.spec.versions.iter().any(|version| {
                 version.subresources.as_ref().is_some_and(|all| all.status.is_some())
             });
@@ -71,7 +70,7 @@ impl TakeoverClient {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let patch = restored(&stored).with_context(|| {
             format!(
-                "cannot put back the former form of CRD {name}, because its annotation \
+                "cannot restore the former form of CRD {name}, because its annotation \
                  {ANNOTATION_FORM} is unreadable: apply Harvester's CRD, and remove the annotation"
             )
         })?;
