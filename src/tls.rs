@@ -38,7 +38,7 @@ pub(crate) fn trusting(pem: &str) -> Result<ClientConfig, String> {
 /// authorities cannot be used.
 pub(crate) fn trusting_system() -> Result<ClientConfig, String> {
     let verified = builder()?.with_platform_verifier();
-    Ok(finished(verified.map_err(|e| format!("the system has no authorities: {e}"))?))
+    Ok(finished(verified.map_err(|e| format!("cannot use the CAs of the system: {e}"))?))
 }
 
 /// Settings that accept any server certificate, and any proof that the server has the certificate's
@@ -53,7 +53,7 @@ fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, String> {
     // no effect.
     ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|e| format!("no TLS here: {e}"))
+        .map_err(|e| format!("cannot set up TLS: {e}"))
 }
 
 fn finished(builder: ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConfig {

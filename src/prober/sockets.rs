@@ -27,7 +27,10 @@ pub(super) fn allowance() -> usize {
     }
     let most = allowed(limit.current);
     if most < MOST {
-        tracing::warn!(most, "fewer probes at a time than {MOST}: the limit of open files is low");
+        tracing::warn!(
+            most,
+            "the limit of open files is low, so fewer than {MOST} probes run at a time"
+        );
     }
     most
 }

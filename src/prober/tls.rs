@@ -12,7 +12,7 @@ pub(super) fn trusting(pem: &str) -> Result<ClientConfig, HealthSpecFault> {
         HealthSpecFault::new(
             "caBundle",
             why,
-            "give the certificates of the CAs that sign the backends', in PEM",
+            "give the certificates of the CAs that sign the backends' certificates, in PEM",
         )
     })
 }
