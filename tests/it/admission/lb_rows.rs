@@ -178,7 +178,7 @@ pub(crate) const ROWS: &[Row] = &[
     update("to another's pool", (GUEST, HAS), Merge("{spec: {ipPool: theirs}}"), &[Refuse("spec.ipPool", "whose scope does not admit")], Accept, ("IPPoolForbidden", "ours")),
     create("no such pool", "{spec: {workloadType: cluster, ipPool: nowhere}}", &[Warn("spec.ipPool: IPPool \"nowhere\" does not exist yet; the LoadBalancer waits for it")], Accept, ("IPPoolNotFound", "")),
     create("a full pool", "{spec: {workloadType: cluster, ipPool: full}}", &[Warn("spec.ipPool: full has no available IP now")], Accept, ("NoAvailableIP", "")),
-    create("a pool that is going", "{spec: {workloadType: cluster, ipPool: going}}", &[Warn("spec.ipPool: going gives out no addresses: it is being deleted")], Accept, ("IPPoolNotReady", "")),
+    create("a pool that is going", "{spec: {workloadType: cluster, ipPool: going}}", &[Warn("spec.ipPool: going allocates no addresses: it is being deleted")], Accept, ("IPPoolNotReady", "")),
     update("the holder of an address retains the pool", (FROM_NAMED, HAS), Merge("{spec: {description: x}}"), &[Silent, Has("/status/allocatedAddress/ipPool", "named")], Accept, (HAS, "named")),
     // Guest clusters.
     create("of a cluster that is being removed", "{labels: {cloudprovider.harvesterhci.io/cluster: gone}, spec: {workloadType: cluster}}", &[Refuse(REMOVED, "the vm team/gone-1 shows guest cluster gone is being removed")], Accept, ("GuestClusterRemoved", "")),

@@ -202,7 +202,7 @@ fn pool(
                     mismatch.message(),
                 );
             } else if let Some(why) = idle {
-                answer.warn(format!("spec.ipPool: {name} gives out no addresses: {why}"));
+                answer.warn(format!("spec.ipPool: {name} allocates no addresses: {why}"));
             } else if *full {
                 answer.warn(format!(
                     "spec.ipPool: {name} has no available IP now; the LoadBalancer waits for one"

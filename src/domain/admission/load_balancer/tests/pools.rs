@@ -45,7 +45,7 @@ fn a_pool_that_is_named_must_admit_it() {
         ),
         (
             there(CandidatePool { idle: Some("it is being deleted".into()), ..ours.clone() }),
-            "spec.ipPool: theirs gives out no addresses: it is being deleted",
+            "spec.ipPool: theirs allocates no addresses: it is being deleted",
         ),
         (
             there(CandidatePool { full: true, ..ours.clone() }),
