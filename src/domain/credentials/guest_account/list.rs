@@ -24,7 +24,7 @@ pub struct GuestObjects {
     pub tokens: Vec<(String, TokenSecret)>,
     /// VMs. `None`: the VMs could not be listed.
     pub machines: Option<Vec<GuestVm>>,
-    /// TokenRotations with any source.
+    /// TokenRotations, whatever their source is.
     pub rotations: Vec<AccountRotation>,
 }
 
@@ -53,9 +53,10 @@ pub struct GuestVm {
 }
 
 impl GuestVm {
-    /// Whether the VM is a node of `guest`. If the VM has no label, its name decides: it begins
-    /// with the guest cluster's name and a dash. A VM of another guest cluster can have such a
-    /// name. This does no harm, because a guest with VMs keeps its credential.
+    /// Whether the VM is a node of `guest`. A VM without the label counts as a node if a node
+    /// driver made the VM, and if the VM's name begins with the guest cluster's name and a dash. A
+    /// VM of another guest cluster can have such a name. This does no harm, because a guest with
+    /// VMs keeps its credential.
     fn is_node_of(&self, guest: &GuestCluster) -> bool {
         self.namespace == guest.namespace
             && if let Some(cluster) = &self.cluster {
@@ -83,7 +84,8 @@ pub struct GuestCredential {
 }
 
 impl GuestObjects {
-    /// Existing objects of one guest's credential.
+    /// Existing objects of one guest's credential. The fields `roles`, `shared` and `taken` stay
+    /// empty.
     pub fn found(&self, guest: &GuestCluster) -> ExistingObjects {
         let subject = guest.subject();
         let matters = |binding: &&StoredBinding| {

@@ -3,8 +3,9 @@
 //!
 //! Invariants:
 //!
-//! * Objects have the names, contents and owners that Harvester's own `/v1/harvester/kubeconfig`
-//!   gives them, so that Harvester and the operator accept each other's objects.
+//! * Objects have the names, contents and owners that Harvester's own API
+//!   `/v1/harvester/kubeconfig` gives them, so that Harvester and the operator accept each other's
+//!   objects.
 //! * A foreign object with such a name is never changed. An error names that object.
 //! * The name of a token Secret is used only once in the life of its account. The reason is that a
 //!   token depends only on names and on the account's UID. If a new Secret had the name of a
@@ -31,7 +32,8 @@ use crate::object_fields::digest::sha256_hex;
 
 /// Annotation of a ServiceAccount: name of the guest cluster for which the account was made.
 pub const ANNOTATION_GUEST: &str = "credentials.harvesterhci.io/guest-cluster";
-/// Annotation of a placeholder: name of the token Secret whose content is copied. Empty: no copy.
+/// Annotation of a placeholder: name of the token Secret whose content is copied. Empty: the
+/// placeholder has no content.
 pub const ANNOTATION_STANDS_IN: &str = "credentials.harvesterhci.io/stands-in-for";
 /// Annotation of a token Secret: name of the token's account.
 pub const ANNOTATION_ACCOUNT: &str = "kubernetes.io/service-account.name";
@@ -45,13 +47,13 @@ pub const LABEL_INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since"
 /// Type of a token Secret.
 pub const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
 
-/// Remedy if a foreign object has the name of one of the guest's objects.
+/// Last sentence of an error: the remedy if a foreign object has a name that the guest needs.
 const OTHER: &str = "Give another --cluster, or delete the object if it is not needed";
 const RBAC: &str = "rbac.authorization.k8s.io";
 /// Maximum length of a name that Harvester builds from parts, in bytes.
 const LONGEST: usize = 63;
 
-/// Reasons for a refusal, each one a sentence.
+/// Reasons why a command is refused, one text for each.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub struct RefusalReasons(pub Vec<String>);
@@ -129,7 +131,8 @@ fn is_label(text: &str) -> bool {
         && text.bytes().next_back().is_some_and(inner)
 }
 
-/// Joins parts to a name, as Harvester does. If the name is too long, a hash replaces its end.
+/// Joins parts to a name, as Harvester does. If the name is longer than `LONGEST`, a hash replaces
+/// its end.
 fn safe_name(parts: &[&str]) -> String {
     let full = parts.join("-");
     if full.len() <= LONGEST {
@@ -334,9 +337,9 @@ pub fn wanted_token(
 }
 
 /// Objects of the guest's credential that are missing, in the order in which they must be created.
-/// `token`: name of the token Secret. If the account is missing, the content of the other objects
-/// is not valid yet, because this content needs the account's UID. The error lists the obstacles,
-/// such as a foreign object with the name of a missing one.
+/// `token`: name of the token Secret. If the account is missing, the caller must create only the
+/// account, and then call this function again: the content of the other objects needs the account's
+/// UID. The error lists the obstacles, such as a foreign object with the name of a missing one.
 pub fn plan(
     guest: &GuestCluster,
     csi: CsiAccess,

@@ -1,6 +1,10 @@
-//! Order of a revocation: first the tokens, then the bindings outside of the guest's namespace,
-//! then the account, and last the bindings that show whose account it was. After a crash, the same
-//! request finds the remaining objects.
+//! Revocation of a guest's tokens, or of its whole credential. The objects of a credential are
+//! deleted in this order, so that the same request finds the remaining objects after a crash:
+//!
+//! 1. The tokens.
+//! 2. The bindings outside of the guest's namespace.
+//! 3. The account.
+//! 4. The bindings in the guest's namespace, which show that the account is the guest's.
 
 use super::list::GuestCredential;
 use super::roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
@@ -12,13 +16,13 @@ use super::{
 /// Value of `--revoke`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RevokeScope {
-    /// All tokens except the newest.
+    /// All tokens of the guest except the newest valid one.
     Old,
     /// The whole credential: account, bindings and tokens.
     All,
     /// The whole credential of each guest that no longer exists.
     Gone,
-    /// A single token, by the name of its Secret.
+    /// A single token. Field 0: name of its Secret.
     Token(String),
 }
 
@@ -44,7 +48,7 @@ pub struct ObjectRemoval {
     pub version: String,
 }
 
-/// Result of a request to revoke.
+/// Objects that a request to revoke deletes, and objects that it leaves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
     /// Objects to delete, in order.
@@ -53,10 +57,10 @@ pub struct Revocation {
     pub left: Vec<String>,
 }
 
-/// Objects to delete for the request `what`. `kept`: name of the Secret whose token the same
-/// command has handed out. This Secret stays. `None`: the Secret with the newest token stays. In
-/// that case `--revoke old` is refused if the newest token was never used, but another token was.
-/// The guest would lose its access.
+/// Objects to delete for the request `what`. `kept` matters only for `--revoke old`: name of the
+/// Secret that stays, because the same command has handed out its token. `None`: the Secret with
+/// the newest valid token stays. Without `kept`, the request is refused if the newest valid token
+/// was never used, but another valid token was, because the guest would lose its access.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -35,10 +35,13 @@ pub enum CsiAccess {
     None,
 }
 
-/// Rights that the guest's CSI driver gets. `asked`: requested rights. `None`: the driver keeps its
-/// existing rights. If the driver has no rights, and the guest has or had a token, the driver gets
-/// none. If the guest never had a token, the driver gets narrow rights. The token is made last, so
-/// such a guest is new, or its creation was interrupted.
+/// Rights that the guest's CSI driver gets. `asked`: requested rights. If `asked` is `None`, the
+/// first case that applies decides:
+///
+/// 1. The driver has rights: it keeps them.
+/// 2. The guest has or had a token: the driver gets no rights.
+/// 3. The guest never had a token: the driver gets narrow rights. The token is made last, so such a
+///    guest is new, or its creation was interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {

@@ -1,8 +1,8 @@
-//! Output of `cloud-config`: the kubeconfig, its server's URL, and the texts that bring the
-//! kubeconfig into a guest.
+//! Output of `cloud-config`: the kubeconfig, its server's URL, and the Secrets, HelmCharts and user
+//! data that bring the kubeconfig into a guest.
 //!
-//! Invariant: every value from outside is quoted, so that no name, URL or token can be read as
-//! another part of the text.
+//! Invariant: every name, URL and token is quoted, so that none of them can be read as another part
+//! of the text.
 
 use std::net::IpAddr;
 
@@ -19,8 +19,8 @@ pub const VIP: (&str, &str, &str) = ("harvester-system", "vip", "ip");
 const PORT: u16 = 6443;
 /// Path on a guest's node where the charts of RKE2 read the cloud config.
 const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config";
-/// Older path of the cloud config on a guest's node. Documentation names it for K3s and for nodes
-/// that are set up by hand.
+/// Older path of the cloud config on a guest's node. Harvester's documentation names it for K3s and
+/// for nodes that are set up by hand.
 const PATH: &str = "/etc/kubernetes/cloud-config";
 
 /// Helm values with which the charts mount the Secret [`SECRET`]. Without these values, the charts
@@ -94,8 +94,9 @@ pub enum OutputForm {
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
-    /// Secret for the guest, and two HelmCharts. By them, K3s installs the charts of the cloud
-    /// provider and of the CSI driver with that Secret.
+    /// Secret for the guest, and two HelmCharts, by which K3s installs the charts of the cloud
+    /// provider and of the CSI driver. Both charts mount the Secret. A guest without a CSI driver
+    /// gets only the HelmChart of the cloud provider.
     HelmChartK3s,
 }
 
@@ -160,7 +161,8 @@ fn kubeconfig(guest: &GuestCluster, server: &str, material: &TokenMaterial) -> Z
 }
 
 /// User data that writes the cloud config to the paths `first` and `second`. `encoded`: the cloud
-/// config in base64. Only root may read the files. This is enough, because both charts run as root.
+/// config in base64. Only root may read the files. This is enough, because the pods of both charts
+/// run as root.
 fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     let (file, path) = ("- encoding: b64\n  content: ", "\n  owner: root:root\n  path: ");
     let end = "\n  permissions: '0600'\n";
