@@ -47,8 +47,9 @@ pub(super) fn update_record(
 }
 
 /// Whether `held`, the credential in the target, is the recorded credential (`current`). Hashes are
-/// compared if the operator replaces the credential. Otherwise, name and expiry are compared: a
-/// watched credential may be a password, and a hash in a status would reveal the password.
+/// compared if the operator replaces the credential. A watched credential has no hash in the
+/// record, because it may be a password, which a hash in a status would reveal. Its name is
+/// compared, and its expiry too if the credential itself states it.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
@@ -142,7 +143,7 @@ fn adopted(
     let lost = || seen.existing.iter().flatten().find(made_here).cloned();
     let ours = again.or_else(lost);
     if ours.is_some() && kept_hash(seen).is_some() {
-        // A late write has published the credential, and the target keeps the one before. The
+        // A late write has published the credential, and the target keeps the previous one. The
         // overlap of the kept credential begins now.
         next.last_rotation = Some(seen.now);
     }
@@ -175,10 +176,10 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
     });
 }
 
-/// Record without the late writes that can no longer succeed. The server refuses such a write,
-/// because the target has another version by now. The write may have succeeded earlier, and a
-/// client may have read its credential. Therefore the overlap of this credential begins now.
-/// `None`: no such write is recorded.
+/// Record without the late writes that can no longer succeed. A late write is one whose outcome is
+/// not known. The server refuses such a write if the target has another version by now. The write
+/// may have succeeded earlier, and a client may have read its credential. Therefore the overlap of
+/// this credential begins now. `None`: no such write is recorded.
 pub(super) fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -200,8 +201,8 @@ pub(super) fn without_late_writes(
 
 /// Record after `step` has failed. `name`: name of the credential that was to be revoked. Other
 /// steps do not use `name`. After a failed mint or verification, the pending credential is
-/// abandoned. After a failed publication it stays pending, because the write may still have
-/// succeeded.
+/// abandoned. After a failed publication, the credential stays pending, because the write may still
+/// have succeeded.
 pub fn failed(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -193,10 +193,13 @@ fn continue_pending(
     RotationAction::write(RecordChange::Publishing, next)
 }
 
-/// Action that restarts the workloads for the credential in the target. If this is done, or the
-/// plan restarts no workloads, the action starts the overlap of the old credentials. `None`: both
-/// are done, a failed restart waits for its next try, or the operator did not make the credential
-/// in the target.
+/// Action that restarts the workloads for the credential in the target. If the restart is done, or
+/// the plan restarts no workloads, the action starts the overlap of the old credentials. `None` in
+/// each of these cases:
+///
+/// * The restart is done or not wanted, and every overlap has been started.
+/// * A failed restart waits for its next try.
+/// * The target holds no credential, or the operator did not make the recorded credential.
 fn restart(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -238,8 +241,10 @@ pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds)
     next
 }
 
-/// Action that revokes the first old credential whose overlap is over. A credential that the target
-/// holds, or that a late write can put there, is skipped. `None`: no credential can be revoked now.
+/// Action that revokes the first old credential whose overlap is over. If the target keeps that
+/// credential beside the one in use, the action first removes it from the target. A credential is
+/// skipped if it is in use in the target, if a person has copied it into the target, or if a late
+/// write can put it there. `None`: no credential can be revoked now.
 fn revoke(
     plan: &RotationPlan,
     record: &RotationRecord,

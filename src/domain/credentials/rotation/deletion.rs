@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Time that a deletion waits for servers that do not answer, and for revocations that a server
-/// refuses. A Rancher that restarts, or is upgraded, answers within that time.
+/// refuses. A Rancher that restarts, or is upgraded, normally answers within that time.
 const PATIENCE: Seconds = 15 * 60;
 
 /// Latest time at which a deletion completes, even if a credential could not be revoked. The time
@@ -49,7 +49,8 @@ pub fn why_deletion_waits<'a>(
 }
 
 /// Next step of a deletion. The pending credential is revoked, and replaced credentials are revoked
-/// after their overlap. The credential in the target is revoked only if the spec says so.
+/// after their overlap. If the spec sets `onDelete: Revoke`, the credential in the target is
+/// revoked too, and no overlap is awaited.
 pub(super) fn next_step(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -132,9 +133,11 @@ pub(super) fn next_step(
     until.0.map_or(RotationAction::Finish, |until| RotationAction::Wait(Some(until.min(last))))
 }
 
-/// Record in which the overlap of every replaced credential has begun. Two overlaps begin now: one
-/// that waits for a restart of the workloads, because a deletion restarts none, and the overlap of
-/// a credential whose late write can no longer succeed. `None`: all overlaps have begun before.
+/// Record in which the overlap of every replaced credential has begun. `None`: all overlaps have
+/// begun before. Two kinds of overlaps begin now:
+///
+/// * An overlap that waits for a restart of the workloads, because a deletion restarts none.
+/// * The overlap of a credential whose late write can no longer succeed.
 fn with_overlaps(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -1,7 +1,8 @@
-//! Two kinds of foreign credentials:
+//! Credentials that the record does not describe, of two kinds:
 //!
-//! * Credentials whose name looks like a name that the operator gives.
-//! * Credentials in a target, if their validity and expiry are not known.
+//! * Credentials at the issuer with a name of the form that the operator gives. They are recorded,
+//!   so that they are revoked.
+//! * Foreign credentials in a target whose validity and expiry are not known. They are replaced.
 
 use super::{
     CurrentEntry, ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan,
@@ -9,8 +10,8 @@ use super::{
 };
 
 /// Maximum distance between the number in a credential's name and the last recorded number. A
-/// credential with a number further ahead does not count as the operator's. Otherwise, a party that
-/// may make credentials with such names could use up all numbers.
+/// credential with a number further ahead does not count as the operator's. Without this limit, a
+/// party that may make credentials with such names could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
 /// Action that records one existing credential of this plan that the record lacks. `None`: the
@@ -40,7 +41,7 @@ pub(super) fn record_found(
 }
 
 /// Number in the name of a credential that this plan made. `None`: the name has another form, or
-/// the number is so far ahead that another party chose it.
+/// the number is more than `FURTHEST_AHEAD` above the last recorded number.
 pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str) -> Option<u64> {
     let number = name.strip_prefix(&plan.prefix)?.strip_prefix('-')?;
     let number = number.parse().ok().filter(|read: &u64| read.to_string() == number)?;

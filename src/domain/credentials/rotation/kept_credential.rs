@@ -45,7 +45,7 @@ pub(super) fn occupied_until(
     }
 }
 
-/// End of the overlap of a foreign credential that the target keeps. It is counted from the last
+/// End of the overlap of a foreign credential that the target keeps. The overlap begins at the last
 /// publication. `None`: a credential is pending, or no credential was published yet.
 pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;

@@ -16,10 +16,10 @@
 //! Invariants:
 //!
 //! * A credential is not revoked while the target holds it, or may still get it by a write whose
-//!   outcome is not known. Only a deletion may revoke it earlier.
+//!   outcome is not known. Only a deletion of the TokenRotation may revoke it earlier.
 //! * A credential is made only after its name was recorded.
 //! * A credential that another party has put into the target is adopted. The operator overwrites
-//!   this credential only when its replacement is due.
+//!   this credential only when its replacement is due or requested.
 
 mod bookkeeping;
 mod decide;
@@ -51,7 +51,7 @@ const READ_AGAIN_AFTER: Seconds = 30;
 /// Pause after the name of a pending credential was recorded. Meanwhile another process may have
 /// the credential in memory, so the credential is not abandoned.
 const HELD_ELSEWHERE: Seconds = 15;
-/// Time after the sending of a write. By then, the write has either succeeded or failed.
+/// Time after the sending of a write, by which the write has certainly succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
 
 /// Plan of a rotation: its spec, with defaults for unset fields.
@@ -171,12 +171,12 @@ pub struct CurrentEntry {
     pub hash: String,
     /// Whether the operator made the credential.
     pub ours: bool,
-    /// Time since which the credential is valid, or else time of its first observation.
+    /// Time since which the credential is valid. If not known: time of its first observation.
     pub issued: Seconds,
     /// Expiry. `None`: the credential has no expiry, or does not state it.
     pub expires: Option<Seconds>,
     /// Whether the issuer itself keeps the credential valid without an expiry. The replacement of
-    /// such a credential is never due, so only another reason, such as a request, leads to it.
+    /// such a credential is never due. It is replaced only for another reason, such as a request.
     pub kept_alive: bool,
 }
 
@@ -208,7 +208,7 @@ pub struct PendingPublication {
 pub struct MintedCredential {
     /// SHA-256 of the credential.
     pub hash: String,
-    /// Time since which it is valid, by the issuer's clock.
+    /// Time since which the credential is valid, by the issuer's clock.
     pub issued: Seconds,
     /// Expiry. `None`: the credential does not expire.
     pub expires: Option<Seconds>,
@@ -226,7 +226,7 @@ pub struct RetiredCredential {
     /// the workloads were restarted for the new credential.
     pub after: Option<Seconds>,
     /// Version of the target that a write of this credential may still replace, because the outcome
-    /// of the write is not known. `None`: no such write can arrive.
+    /// of the write is not known. `None`: no such write can succeed any more.
     pub replaces: Option<String>,
     /// Number of failed revocations of this credential.
     pub failures: u32,
@@ -317,7 +317,7 @@ pub struct UnpublishedCredential {
     pub name: String,
     /// Hash and times. `None`: the credential is not made yet.
     pub made: Option<MintedCredential>,
-    /// Whether the credential was accepted where it will be used.
+    /// Whether the server that the credential is for has accepted it.
     pub verified: bool,
 }
 
@@ -330,10 +330,10 @@ pub enum RotationAction {
     /// Make the credential with this name. If the credential exists and is readable
     /// ([`IssuerTraits::readable`]), read it again.
     Mint(String),
-    /// Test the credential in memory where it will be used.
+    /// Use the unpublished credential once, at the server that it is for.
     Verify,
-    /// Write the credential in memory into the target, if the target still has the version that the
-    /// record names.
+    /// Write the unpublished credential into the target, if the target still has the version that
+    /// the record names.
     Publish {
         /// Whether the old credential stays in the target, beside the new one.
         keep: bool,
@@ -370,11 +370,11 @@ pub enum RecordChange {
     Adopted,
     /// The issuer has changed the expiry of the credential in the target.
     Retimed,
-    /// A credential was abandoned, and is to be revoked.
+    /// A credential is to be revoked, or the time of its revocation has changed.
     Abandoned,
     /// The issuer has a credential of this plan that the record did not contain.
     Found,
-    /// Workloads were restarted.
+    /// Workloads were restarted, or need no restart, and the overlap has begun.
     Restarted,
     /// An old credential was revoked, or no longer exists at the issuer.
     Revoked,
@@ -385,13 +385,13 @@ pub enum RecordChange {
 pub enum RotationStep {
     /// Make a credential.
     Mint,
-    /// Verify the new credential where it will be used.
+    /// Verify the new credential at the server that it is for.
     Verify,
-    /// Publish the new credential.
+    /// Publish the new credential, or remove the kept old credential from the target.
     Publish,
     /// Restart workloads.
     Restart,
-    /// Revoke the old credential.
+    /// Revoke an old credential.
     Revoke,
 }
 

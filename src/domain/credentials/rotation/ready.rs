@@ -18,7 +18,7 @@ pub struct ReadyFacts<'a> {
     /// Message about another TokenRotation that has precedence for the same credential. `None`: no
     /// other TokenRotation has precedence.
     pub second: Option<String>,
-    /// Field 0: text about why the target's state is unknown. Field 1: reason of Ready in this
+    /// Field 0: text that says why the target's state is unknown. Field 1: reason of Ready in this
     /// case. `None`: the target's state is known.
     pub unknown: Option<(&'a str, ReadyReason)>,
     /// Credentials in a target that is only watched.
@@ -58,8 +58,8 @@ pub enum ReadyReason {
     Renewed(String),
     /// Some of the cloud credentials are not replaced. The text names them.
     RenewedInPart(String),
-    /// Another TokenRotation has the same credential as its target, and has precedence. The text
-    /// names the other TokenRotation.
+    /// Another TokenRotation has precedence for the same credential. The text names that
+    /// TokenRotation.
     Second(String),
     /// No credential exists that could be watched. The text says where a credential is missing.
     Missing(String),

@@ -62,8 +62,9 @@ pub(super) fn expiring_condition(
 }
 
 /// Time from which the expiry of an API key is reported as near. If a TokenRotation renews the key,
-/// this is the expiry itself. Otherwise it is `plan.schedule.minimum_left` before the expiry, but
-/// at most half of the key's lifetime before the expiry. `None`: the key does not expire.
+/// this is the expiry itself. If not, this is earlier than the expiry, by
+/// `plan.schedule.minimum_left` or by half of the key's lifetime, whichever is less. `None`: the
+/// key does not expire.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     let end = parse_rfc3339(key.expires_at.as_deref()?)?;
     if key.renewed {

@@ -61,8 +61,8 @@ impl CredentialInventory {
         Self { known: before.iter().filter_map(entry).collect(), reads: 0 }
     }
 
-    /// Replaces the set of credentials by those in `all`, which Rancher lists: name and title of
-    /// each. A credential that was known before keeps its entry.
+    /// Replaces the set of credentials. `all`: name and title of each credential that Rancher
+    /// lists. A credential that was known before keeps its entry.
     pub fn set_list(&mut self, all: impl IntoIterator<Item = (String, String)>) {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {

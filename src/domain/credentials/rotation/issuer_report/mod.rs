@@ -23,8 +23,11 @@ pub struct IssuerReport {
 impl IssuerReport {
     /// State of `token`, as Rancher reports it. `word`: name and times in Rancher's answer. The
     /// result is `None` if the answer lacks the token, or if the token states its own times. A
-    /// token counts as kept alive if Rancher itself made it, a cloud credential holds it, and it
-    /// has no expiry. This rule is the same for all versions of Rancher.
+    /// token counts as kept alive, with all versions of Rancher, if all of this is true:
+    ///
+    /// * The token's name has a prefix of `EXTENDED`: Rancher itself made the token.
+    /// * A cloud credential holds the token.
+    /// * Rancher reports no expiry.
     pub fn of(token: &SecretText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.claims();
         if own.issued.is_some() || word.issued.is_none() {

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * A credential is not replaced before a hundredth of its lifetime is over, so that wrong times
-//!   do not cause a loop.
+//! * A replacement is not due before a hundredth of the credential's lifetime is over, so that a
+//!   credential with wrong times is not replaced again and again.
 //! * The replacement is due before the credential expires, whatever the maintenance window is.
 //! * The same credential has the same time of replacement in each call.
 

@@ -28,8 +28,8 @@ const OVERLAP: Seconds = 3_600;
 /// makes machines, and each retry of that job, use the credential with which the job began.
 const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
-/// Remaining time from which a credential counts as expiring soon, in seconds, if the spec sets
-/// none: a week.
+/// Default of `spec.schedule.minimumLeftSeconds`: one week. A watched credential with less time
+/// left counts as expiring soon.
 pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
 /// Maximum number of characters of a TokenRotation's name in the names of its credentials.
@@ -90,8 +90,8 @@ fn stored_request(request: &str) -> String {
     if request.len() <= 64 { request.to_owned() } else { sha256_hex(request.as_bytes()) }
 }
 
-/// Prefix of the names of a rotation's credentials. It follows from the rotation's name and UID, so
-/// that a recreated rotation uses other names.
+/// Prefix of the names of a rotation's credentials. The prefix is made from the rotation's name and
+/// UID, so that a recreated rotation uses other names.
 fn prefix(rotation: &TokenRotation) -> String {
     let name = rotation.metadata.name.as_deref().unwrap_or_default();
     let uid = rotation.metadata.uid.as_deref().unwrap_or_default();

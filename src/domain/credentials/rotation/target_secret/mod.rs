@@ -36,8 +36,8 @@ pub struct TargetRead {
 }
 
 impl TargetRead {
-    /// Result of a read without a kubeconfig. The target cannot be used, is no kubeconfig, or is
-    /// not a Secret of this cluster.
+    /// Result without a kubeconfig, for a target that was not read, cannot be used, holds no
+    /// kubeconfig, or is not a Secret of this cluster.
     pub fn of(target: TargetState, watched: WatchedCredentials) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }
