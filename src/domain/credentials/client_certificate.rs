@@ -1,4 +1,4 @@
-//! Client certificates in kubeconfigs, and the times that they state.
+//! Client certificates in kubeconfigs: their names, and the times between which they are valid.
 //!
 //! Invariant: only the common name and the times of a certificate are reported.
 
@@ -9,8 +9,8 @@ use x509_parser::pem::Pem;
 use super::token::TokenClaims;
 
 /// Common name and times of the first certificate in `data`, the value of
-/// `client-certificate-data`. The first certificate is the user's own. `None`: `data` holds no
-/// readable certificate.
+/// `client-certificate-data`. The first certificate is the user's own, and further ones are those
+/// of authorities. `None`: `data` holds no readable certificate.
 pub(super) fn claims(data: &str) -> Option<TokenClaims> {
     let plain: String = data.split_whitespace().collect();
     let pem = STANDARD.decode(plain).ok()?;

@@ -11,19 +11,19 @@ pub enum CredentialFault {
     /// The Secret does not have the key that the spec names, or the value is empty.
     #[error("it is missing or empty")]
     NotThere,
-    /// The text is not YAML.
+    /// The text of the kubeconfig is not YAML.
     #[error("it is not YAML")]
     NotYaml,
-    /// The spec names a user of a kubeconfig, but the value is no kubeconfig.
+    /// The spec names a user of a kubeconfig, but the Secret's value is no kubeconfig.
     #[error("it is not a kubeconfig")]
     NoKubeconfig,
-    /// The value has no users, so it is no kubeconfig.
+    /// The text has no entry in `users`, so it is no kubeconfig.
     #[error("it is not a kubeconfig, because it has no users")]
     NoUsers,
-    /// The value is a kubeconfig, and the spec names none of its users.
+    /// The Secret's value is a kubeconfig, but the spec names none of its users.
     #[error("it is a kubeconfig: spec.target.secret.kubeconfigUser must name one of its users")]
     UserNotNamed,
-    /// The current context is missing, or names no user.
+    /// The kubeconfig's current context is missing, or names no user.
     #[error("it has no current context, or its current context names no user")]
     NoCurrentUser,
     /// The kubeconfig has no user with this name.
@@ -37,20 +37,21 @@ pub enum CredentialFault {
     OtherMethod {
         /// Name of the user.
         user: String,
-        /// Field of the user's entry that selects the other method.
+        /// Field of the user's entry that selects this method, such as `exec`.
         method: &'static str,
     },
-    /// No context names the user.
+    /// No context of the kubeconfig names the user.
     #[error("no context names the user {0:?}, so its token has no server")]
     NoContext(String),
     /// The kubeconfig lacks the cluster that the user's context names.
     #[error("it does not contain the cluster of the user {0:?}")]
     NoCluster(String),
-    /// The kubeconfig's entry for the cluster names a proxy, or a path to a file. The operator can
-    /// use neither, so it cannot test a token there.
+    /// The kubeconfig's entry for the cluster has the field `proxy-url`, or `certificate-authority`
+    /// with a path to a file. The operator can use neither, so it cannot test a token at that
+    /// cluster. Field 0: name of the field.
     #[error("its cluster has {0}, so the operator cannot test a token there")]
     Untestable(&'static str),
-    /// The cluster names no server.
+    /// The kubeconfig's entry for the cluster names no server.
     #[error("its cluster has no server")]
     NoServer,
     /// The kubeconfig turns off the check of the server's certificate.
@@ -64,10 +65,10 @@ pub enum CredentialFault {
         "its cluster's server must begin with https://: the operator sends no token without TLS"
     )]
     InClear,
-    /// The new content cannot be written as YAML.
+    /// The new kubeconfig cannot be written as YAML.
     #[error("its new content cannot be written as YAML")]
     NotWritable,
-    /// The new content, written as YAML, would be parsed to another value.
+    /// The new kubeconfig, written as YAML, would be parsed to another value.
     #[error("its new content, written as YAML, would be read as another value")]
     ReadsOtherwise,
     /// The cloud credential is being deleted.
@@ -78,7 +79,7 @@ pub enum CredentialFault {
         "it has no annotation {CREATOR}: Rancher ignores such a Secret, and its server crashes on a Secret without annotations"
     )]
     NoCreator,
-    /// The cloud credential has no content for Harvester.
+    /// The cloud credential has no kubeconfig for Harvester.
     #[error("it is not a credential for Harvester")]
     NotForHarvester,
     /// The cloud credential's kubeconfig turns off the check of the server's certificate.

@@ -4,9 +4,10 @@
 //! Invariants:
 //!
 //! * A credential that another TokenRotation replaces gets no child.
-//! * A credential that a list omits counts as deleted only after a read by name has confirmed that.
-//! * A child has its parent's spec, but another target, and the Rancher's URL. The child for the
-//!   API key has no `onDelete`.
+//! * A credential that Rancher's list omits counts as deleted only after a read by its name has not
+//!   found it either.
+//! * The spec of a child is the parent's spec with another target, and with the Rancher's URL. The
+//!   spec of the child for the API key has no `onDelete`.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Maximum number of characters of the parent's name in a child's name. The rest is cut.
 const LONGEST_STEM: usize = 180;
-/// Maximum number of credentials that a message names. Further credentials are only counted.
+/// Maximum number of credentials that each list in a message names. Further credentials are only
+/// counted.
 const MOST_NAMED: usize = 8;
 /// Maximum length of the reason for one credential in a message, in bytes.
 const LONGEST_REASON: usize = 240;
@@ -141,9 +143,9 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     children
 }
 
-/// Field 0: whether every wanted child replaces its credential. Field 1: message about all cloud
-/// credentials. `seen`: TokenRotations of the parent's namespace. `failures`: map from a child's
-/// name to the reason why the child could not be created or changed.
+/// Summary of the children. Field 0: whether every wanted child replaces its credential. Field 1:
+/// message about all cloud credentials. `seen`: TokenRotations of the parent's namespace.
+/// `failures`: map from a child's name to the reason why the child could not be created or changed.
 pub fn summary(
     children: &ChildRotations,
     seen: &[&TokenRotation],
@@ -183,8 +185,8 @@ fn named_in_short(what: &str, all: Vec<String>) -> Option<String> {
     (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
 }
 
-/// Reason why a child does not replace its credential. `None`: the child replaces it. `child`:
-/// `None` if the child does not exist.
+/// Reason why a child does not replace its credential. `child`: the stored child. `None`: the child
+/// does not exist yet. The result is `None` if the child replaces its credential.
 fn fault(child: Option<&TokenRotation>) -> Option<String> {
     let status = child.and_then(|child| child.status.as_ref());
     let ready = status.and_then(|status| status.conditions.iter().find(|one| one.type_ == READY));
@@ -249,8 +251,8 @@ fn full_name(rotation: &TokenRotation) -> String {
     format!("{namespace}/{}", rotation.metadata.name.as_deref().unwrap_or_default())
 }
 
-/// Message of a TokenRotation that does nothing: the TokenRotation `first` has the same credential
-/// as its target, and has precedence.
+/// Message of a TokenRotation that does nothing, because the TokenRotation `first` has precedence
+/// for the same credential.
 pub fn second_message(first: &TokenRotation) -> String {
     format!(
         "TokenRotation {} already replaces this credential and has precedence: one made by hand comes first, then the \

@@ -6,8 +6,8 @@
 //!   never written.
 //! * In a kubeconfig, only the token of the current context's user changes. If the server changes,
 //!   a new kubeconfig is made instead.
-//! * The old token can stay beside the new one for a while. The reason is that Rancher deletes a
-//!   kubeconfig's token when no cloud credential names that token.
+//! * The old token can stay beside the new one for the overlap. The reason is that Rancher deletes
+//!   a kubeconfig's token when no cloud credential names that token.
 
 use std::collections::BTreeMap;
 

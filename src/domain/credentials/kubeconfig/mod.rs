@@ -8,9 +8,9 @@
 //!   that user.
 //! * The text that is written parses to the intended value.
 //!
-//! The file is read as a JSON value, not as the type `Kubeconfig` of kube-client. This crate uses
-//! no client. Besides, that type refuses a whole file if one field of any entry has an unexpected
-//! type, and drops fields whose value is null.
+//! The file is read as a JSON value, not as the type `Kubeconfig` of kube-client. This crate does
+//! not depend on kube-client. Besides, that type refuses a whole file if one field of any entry has
+//! an unexpected type, and drops fields whose value is null.
 
 use serde_json::{Value, json};
 
@@ -35,8 +35,8 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
 /// not state an expiry.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
-/// Suffix of the user entry that keeps a user's old token. The entry has the user's name with this
-/// suffix.
+/// Suffix of the name of a user entry that keeps an old token. For the user `admin`, the entry is
+/// `admin-previous`.
 const PREVIOUS: &str = "-previous";
 /// Name of the cluster, the context and the user of a new kubeconfig.
 const MADE: &str = "harvester";
@@ -84,7 +84,8 @@ impl ServerEndpoint {
 }
 
 impl Kubeconfig {
-    /// Reads YAML or JSON. The error does not repeat the text, because the text may be secret.
+    /// Parses a kubeconfig in YAML or JSON. The error does not repeat the text, because the text
+    /// may be secret.
     pub fn parse(text: &str) -> Result<Self, CredentialFault> {
         let value: Value = serde_saphyr::from_str(text).map_err(|_| CredentialFault::NotYaml)?;
         if value["users"].as_array().is_none_or(Vec::is_empty) {

@@ -108,7 +108,8 @@ impl MinterSecret<'_> {
     }
 }
 
-/// Whether a URL has the form that a spec allows: `https://` and a host.
+/// Whether a URL has the form that a spec allows: `https://HOST` or `https://HOST:PORT`, with
+/// nothing but a slash after it.
 pub(super) fn is_server(url: &str) -> bool {
     let host = url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
     host.is_some_and(|host| {
@@ -116,7 +117,8 @@ pub(super) fn is_server(url: &str) -> bool {
     })
 }
 
-/// Whether two URLs name the same Rancher. Case and a slash at the end are ignored.
+/// Whether two URLs name the same Rancher. Differences in case, and slashes at the end, are
+/// ignored.
 pub fn is_same_url(one: &str, other: &str) -> bool {
     one.trim_end_matches('/').eq_ignore_ascii_case(other.trim_end_matches('/'))
 }

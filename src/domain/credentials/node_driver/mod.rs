@@ -2,8 +2,8 @@
 //!
 //! Source: the calls in the driver's `client.go`. [`RIGHTS`] omits images, networks, keys and
 //! storage classes, because the machine's configuration decides which of them the driver reads, and
-//! in which namespace. [`RIGHTS`] also omits Harvester's settings. With every role of Harvester
-//! that was observed, a user who may make virtual machines can also read the settings.
+//! in which namespace. [`RIGHTS`] also omits Harvester's settings, because the observed roles of
+//! Harvester that grant the creation of virtual machines also grant the reading of settings.
 
 use std::fmt;
 
@@ -25,8 +25,7 @@ const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> 
     DriverRight { verb, group, resource, name: None }
 }
 
-/// Rights that the node driver needs. First come the rights that a user with only read access
-/// lacks.
+/// Rights that the node driver needs. The first is a right that a user with only read access lacks.
 pub const RIGHTS: [DriverRight; 10] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),
@@ -42,7 +41,7 @@ pub const RIGHTS: [DriverRight; 10] = [
 
 /// Rights to get Harvester's version, and the objects that a machine's configuration can name. The
 /// objects may be in any namespace. For one machine, the driver needs only the rights for the
-/// objects that its configuration names.
+/// objects that the machine's configuration names.
 pub const READS: [DriverRight; 5] = [
     of("get", "harvesterhci.io", "virtualmachineimages"),
     of("get", "harvesterhci.io", "keypairs"),
@@ -53,7 +52,7 @@ pub const READS: [DriverRight; 5] = [
 
 impl DriverRight {
     /// SelfSubjectAccessReview that asks whether a token's user has the right. `namespace`:
-    /// namespace of the right. `None`: all namespaces.
+    /// namespace in which the user must have the right. `None`: in all namespaces.
     pub fn review(&self, namespace: Option<&str>) -> Value {
         let (resource, subresource) = self.resource.split_once('/').unwrap_or((self.resource, ""));
         json!({

@@ -37,7 +37,8 @@ pub struct AccountOptions<'a> {
     /// Namespace of the virtual machines, where a new account gets its rights. `None`: `account`
     /// names an existing account.
     pub vm_namespace: Option<&'a str>,
-    /// Existing account in `namespace`. `None`: a new account with the cloud credential's name.
+    /// Name of an existing account in `namespace`. `None`: a new account gets the cloud
+    /// credential's name.
     pub account: Option<&'a str>,
     /// Namespace of the account, the Secret and the TokenRotation.
     pub namespace: &'a str,
@@ -95,9 +96,9 @@ impl AccountOptions<'_> {
         self.account.unwrap_or(self.credential)
     }
 
-    /// Text in YAML of the account, its rights and the TokenRotation for its token. `renews`:
-    /// whether the API key expires. If so, the text also has a TokenRotation that renews the API
-    /// key.
+    /// Text in YAML of the TokenRotation for the account's token. A new account and its rights come
+    /// before the TokenRotation. `renews`: whether the API key expires. If so, the text also has a
+    /// TokenRotation that renews the API key.
     pub fn text(&self, renews: bool) -> String {
         let mut all = self.vm_namespace.map(|machines| self.rights(machines)).unwrap_or_default();
         all.push(self.rotation(self.credential, self.spec()));

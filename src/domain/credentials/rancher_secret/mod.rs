@@ -1,8 +1,10 @@
-//! Secret with a Rancher's API key, as `rancher-secret` prints it, and the messages beside it.
+//! Secret with a Rancher's API key, which the command `rancher-secret` prints, and the messages of
+//! that command.
 //!
 //! Invariants:
 //!
-//! * A certificate authority that Rancher itself shows is used only if it has the given checksum.
+//! * A certificate authority that Rancher itself shows is used only if it has the checksum of
+//!   `--ca-checksum`.
 //! * The Secret names the only URL to which its key may be sent.
 
 mod account;
@@ -31,7 +33,7 @@ pub struct RancherSecretOptions<'a> {
     /// URL of the Rancher.
     pub url: &'a str,
     /// SHA-256 of the Rancher's certificate authority, in hexadecimal. `None`: a public authority
-    /// signs the certificate of the Rancher server.
+    /// must sign the certificate of the Rancher server.
     pub checksum: Option<&'a str>,
     /// Namespace of the Secret.
     pub namespace: &'a str,
@@ -66,13 +68,14 @@ impl RancherSecretOptions<'_> {
     }
 
     /// Text of the Secret in YAML, wiped from memory when it is dropped. `authority`: certificate
-    /// authority in PEM that the Secret contains. `None`: the Secret contains no authority.
+    /// authority in PEM, for the Secret's key `ca.crt`. `None`: the Secret does not get this key.
     pub fn text(&self, authority: Option<&str>) -> Zeroizing<String> {
         let encoded = |text: &str| Zeroizing::new(STANDARD.encode(text));
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let (name, namespace) = (quoted(self.name), quoted(self.namespace));
         let url = quoted(self.url.trim_end_matches('/'));
-        // All capacity is allocated at once, because growth leaves copies of the text in memory.
+        // All capacity is allocated at once, because a text that grows leaves copies of itself in
+        // memory.
         let mut out = Zeroizing::new(String::with_capacity(64 * 1024));
         let head = format!(
             "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  annotations:\n    \
@@ -90,7 +93,8 @@ impl RancherSecretOptions<'_> {
     }
 }
 
-/// Checksum of a certificate authority, as in Rancher's own registration commands.
+/// SHA-256 of a certificate authority's text, in hexadecimal. Rancher's own registration commands
+/// name the same checksum.
 pub fn checksum(authority: &str) -> String {
     sha256_hex(authority.as_bytes())
 }
@@ -117,8 +121,8 @@ pub fn authority(shown: String, wanted: &str) -> Result<String, String> {
     ))
 }
 
-/// Error about a Rancher's certificate that no known authority signs. `shown`: the certificate
-/// authority that the Rancher serves.
+/// Error text: `--ca-checksum` is missing, and no public authority has signed the Rancher's
+/// certificate. `shown`: the certificate authority that the Rancher serves.
 pub fn unknown_authority(shown: &str) -> String {
     format!(
         "--ca-checksum: must be given, because no public authority has signed Rancher's \

@@ -1,12 +1,16 @@
 //! Precedence between two TokenRotations for the same credential. The one without precedence does
 //! nothing.
 //!
-//! Invariant: two TokenRotations never stop each other, whatever their states are. The order is
-//! fixed: a TokenRotation that was made by hand has precedence over a child. Otherwise the older
-//! one has precedence. If both have the same age, their names decide. A TokenRotation in another
-//! namespace has precedence only after it has read the credential. Without this rule, a user with
-//! the right to make TokenRotations in one namespace could stop a TokenRotation in another
-//! namespace.
+//! Invariant: two TokenRotations never stop each other, whatever their states are, because their
+//! order is fixed. The first rule that decides between them applies:
+//!
+//! 1. A TokenRotation that was made by hand has precedence over a child.
+//! 2. The older one has precedence.
+//! 3. The one whose namespace and name come first in the alphabet has precedence.
+//!
+//! A TokenRotation in another namespace has precedence only after it has read the credential.
+//! Without this condition, a user with the right to make TokenRotations in one namespace could stop
+//! a TokenRotation in another namespace.
 
 use super::minter::is_same_url;
 use api::TokenRotation;
@@ -48,7 +52,7 @@ pub fn is_same_rancher(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// Whether both TokenRotations have the same credential as their target.
+/// Whether the targets of both TokenRotations are the same credential.
 pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     let (here, there) = (&one.spec.target, &other.spec.target);
     match (&here.secret, &there.secret, &here.cloud_credential, &there.cloud_credential) {
@@ -60,8 +64,8 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// Rival of `one` with the highest precedence. A rival is a TokenRotation of `others` that has the
-/// same credential as its target, and precedence over `one`. `None`: `one` has precedence.
+/// Rival of `one` with the highest precedence. A rival is a TokenRotation of `others` that has
+/// precedence over `one` for the same credential. `None`: `one` has precedence.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,
@@ -79,8 +83,8 @@ pub fn first_rival<'a>(
         .min_by_key(|other| rank(other))
 }
 
-/// Whether the status of this TokenRotation names a credential. If so, the operator has read the
-/// credential with an API key that has the right to do this.
+/// Whether the status of this TokenRotation names the credential in the target. If so, the operator
+/// has read the target with an API key that has the right to do this.
 fn has_seen(rotation: &TokenRotation) -> bool {
     rotation.status.as_ref().is_some_and(|status| status.current.is_some())
 }
