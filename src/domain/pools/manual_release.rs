@@ -11,7 +11,7 @@ pub struct ManualRelease {
     pub name: String,
 }
 
-/// Error for an annotation that is not of the right form.
+/// Error: the text of the annotation, which is not of the form `<ip>: <namespace>/<name>`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not of the form \"<ip>: <namespace>/<name>\", such as \"192.168.1.10: default/web\""

@@ -21,8 +21,8 @@ const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_millis(10);
 /// Divisor for the gap without new requests that ends gathering. The gap is the last write's
 /// duration divided by this number, but at least `QUIET`. If only releases wait, the divisor is 1.
-/// Requests that arrive at random times have gaps of 10 ms in any case. Waiting through a gap is
-/// worthwhile if the gap is shorter than the write that the wait saves.
+/// Even many requests that arrive at random times have some gaps of 10 ms, so `QUIET` alone would
+/// end gathering too early. A gap is worth the wait if it is shorter than the write that it saves.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second on average. The API server's store retains all
 /// writes of the last five minutes, and has 2 GiB by default.

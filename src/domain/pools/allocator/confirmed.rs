@@ -31,7 +31,8 @@ impl ConfirmedClaims {
         self.0.insert(facts.owner.name.clone(), (facts, answer));
     }
 
-    /// Removes the confirmed claim of an owner, because the owner's claims may change.
+    /// Removes the recorded answer to the owner with this name, because the owner's claims may
+    /// change.
     pub fn forget(&mut self, owner: &Owner) {
         self.0.remove(&owner.name);
     }

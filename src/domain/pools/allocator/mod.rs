@@ -17,8 +17,9 @@
 //!     ([`reserved`]);
 //!   * the cluster itself uses the address;
 //! * a name keeps its address across restores: a LoadBalancer that is created again under its name
-//!   gets the former address of the name. The former address is known from a claim, from the
-//!   ledger's history of former owners, or from an annotation of the LoadBalancer.
+//!   gets the former address of the name, unless a LoadBalancer of another name has it. The former
+//!   address is known from a claim, from the ledger's history of former owners, or from an
+//!   annotation of the LoadBalancer.
 
 mod confirmed;
 pub mod overlap;
@@ -202,8 +203,8 @@ impl PoolAllocator {
             && self.touched.is_empty()
     }
 
-    /// Releases every claim of the owner, and removes the owner from the waiters. Returns the
-    /// released claims.
+    /// Releases every claim of the owner with this UID, and removes the owner's waiting request,
+    /// reservations and expected address. Returns the released claims.
     pub fn release(&mut self, uid: &str) -> Vec<Claim> {
         self.stop_waiting(uid);
         self.forget(uid);

@@ -17,8 +17,8 @@ impl PoolAllocator {
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
-        // An earlier version of the LoadBalancer may have named another pool. The LoadBalancer's
-        // claims in that pool are released.
+        // An earlier `spec.ipPool` may have named another pool. The LoadBalancer's claims in that
+        // pool are released.
         self.release_all_but(&facts.owner.uid, None);
         let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
@@ -51,8 +51,10 @@ impl PoolAllocator {
         (is_gone && !is_anothers && !self.pools.values().any(keeps_off)).then_some(claim)
     }
 
-    /// Restores a claim that the LoadBalancer publishes and no ledger records, if the pool admits
-    /// the LoadBalancer and the address has no other owner.
+    /// Restores a claim that the LoadBalancer publishes and no ledger records. Conditions:
+    /// * the LoadBalancer has no claim;
+    /// * the pool admits the LoadBalancer, and its ranges include the address;
+    /// * no other owner has the address.
     pub(super) fn restore_published(&mut self, facts: &LbFacts) {
         let Some(claim) = &facts.published else { return };
         if !self.claims_of(&facts.owner.uid).is_empty() {

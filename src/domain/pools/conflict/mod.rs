@@ -15,7 +15,7 @@
 //!
 //! Of two pools in conflict, the older pool has precedence; at equal age, the pool whose name sorts
 //! first. The younger pool gives out no new address, even if the older pool gives out none either,
-//! because of a third pool. So the deletion of a pool never keeps another pool from giving out
+//! because of a third pool. So the deletion of a pool never makes another pool stop giving out
 //! addresses. A pool that is being deleted, or whose ranges are invalid, gives out nothing and
 //! causes no conflict.
 
@@ -72,8 +72,8 @@ pub struct PoolConflict {
     pub over: ConflictCause,
 }
 
-/// Cause of a conflict between two pools. If there are several causes, only the first in the order
-/// of these variants counts.
+/// Cause of a conflict between two pools. The variants are in the order of gravity, the gravest
+/// first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConflictCause {
     /// Some addresses are in the ranges of both pools.
@@ -229,10 +229,13 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
     conflicts
 }
 
-/// Reason why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and
-/// the pool is on another segment, `segment`. `None`: the addresses fit. A global pool fits every
-/// network. A pool whose selector names no network fits guests on any network, because a guest's
-/// addresses are announced on the network of its VMs.
+/// Reason why a pool's addresses do not fit a LoadBalancer: the pool's segment, `segment`, is not
+/// the segment of the LoadBalancer's network. `None`: the addresses fit. They also fit in these
+/// cases:
+/// * the LoadBalancer's network is not known;
+/// * the pool is global;
+/// * the LoadBalancer is of type cluster, and the pool's selector names no network. The guest
+///   announces the addresses on the network of its VMs.
 pub fn network_mismatch(
     pool: &str,
     selector: &PoolSelector,
@@ -271,10 +274,10 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
     found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
 }
 
-/// Conflict between two pools that are not global, have the same network name and priority, and
-/// both have a scope. Reason for the conflict: only the order of their names would decide which
-/// pool serves a LoadBalancer. With priority 0, there is a conflict only if the scopes of the two
-/// pools overlap. `None`: no conflict.
+/// Conflict over the order of two pools. Precondition: neither pool is global. If both have a
+/// scope, the same network name and the same priority, only their names would decide which of them
+/// serves a LoadBalancer. This is a conflict if the priority is not 0, or if the scopes overlap.
+/// `None`: no conflict.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()

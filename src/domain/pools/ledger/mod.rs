@@ -29,8 +29,8 @@ pub const LEDGER_BYTES: usize = 1_400_000;
 
 /// Maximum number of former owners in a ledger. Former owners make each write of the pool slower:
 /// with 500 of them, a write takes three times as long as with none. The limit is applied after a
-/// release, and after a stored pool was read. When a stored pool is read, former owners that still
-/// exist are kept above the limit, until the next release.
+/// release, and after a stored pool was read. When a stored pool is read, former owners whose
+/// LoadBalancer exists are kept above the limit, until the next release.
 pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gave no address.

@@ -29,7 +29,7 @@ pub struct AddressBlock {
     pub range: usize,
 }
 
-/// Network parameters of an address.
+/// Subnet of an address, with its router.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
     /// Network, without host bits.
@@ -65,7 +65,7 @@ impl PoolRanges {
         Self { subnets: Vec::new(), stretches: Vec::new() }
     }
 
-    /// Checks `spec.ranges`. The error is the first fault.
+    /// Reads and checks `spec.ranges`. The error is the first fault.
     pub fn parse(ranges: &[api::Range]) -> Result<Self, RangeError> {
         if ranges.is_empty() {
             return Err(error("spec.ranges", "is empty: name at least one range".to_owned()));

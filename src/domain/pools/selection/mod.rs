@@ -1,7 +1,8 @@
 //! Pools that may serve a LoadBalancer, and their order.
 //!
 //! The order is total:
-//! 1. the pools whose network is exactly the required network and whose scope matches strictly;
+//! 1. the pools whose network is exactly the required network and whose scope matches strictly: a
+//!    blank field of the scope matches only a blank value;
 //! 2. the pools of that network whose scope matches only because a blank project or guest cluster
 //!    admits any value;
 //! 3. the global pool.
@@ -11,8 +12,8 @@
 //!
 //! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the
 //! project of a vm LoadBalancer blank. So in Harvester, the blank project of the scope matches that
-//! of the LoadBalancer. This operator knows the project for both workload types, and a blank
-//! project in a scope admits any project.
+//! of the LoadBalancer. This operator knows the project of a LoadBalancer of either type. To serve
+//! the same LoadBalancers, it lets a blank project in a scope admit any project.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -139,7 +140,8 @@ impl PoolSelector {
         })
     }
 
-    /// Whether a LoadBalancer may name the pool. Every LoadBalancer may name a pool without scope.
+    /// Whether a LoadBalancer may name the pool: the pool is global or has no scope, or its scope
+    /// admits the LoadBalancer.
     pub fn may_be_named_by(&self, requirement: &PoolRequirement) -> bool {
         self.global
             || self.scope.is_empty()
@@ -154,8 +156,8 @@ impl PoolSelector {
 
 impl PoolScope {
     /// Whether the same LoadBalancer may match both entries strictly. In a strict match, a blank
-    /// field matches only a blank field. Loose matches are not compared, because a strict match is
-    /// preferred to a loose match.
+    /// field matches only a blank value. Loose matches are not compared: a strict match is
+    /// preferred to a loose one, and between two loose matches the priority and the name decide.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
         // Every LoadBalancer has a namespace, so an entry with a blank namespace matches no

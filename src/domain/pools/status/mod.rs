@@ -28,7 +28,8 @@ fn crd_replaced() -> Condition {
     }
 }
 
-/// A pool's `Ready` condition.
+/// Condition `Ready` of a pool. Its status is True if the pool has no fault and no conflict and is
+/// not being deleted.
 pub fn pool_ready(pool: &super::allocator::AllocatorPool) -> Condition {
     let (status, reason, message) = match (&pool.fault, pool.deleting) {
         (Some(fault), _) => (ConditionStatus::False, reason::INVALID_RANGE, fault.to_string()),

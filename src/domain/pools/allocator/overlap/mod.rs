@@ -41,13 +41,13 @@ pub(super) struct PoolOverlaps {
     news: Vec<OverlapNews>,
 }
 
-/// An address that two pools of a network hold for different LoadBalancers.
+/// An address that two LoadBalancers have on one network, from two pools.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SharedAddress {
     /// The address.
     pub ip: IpAddr,
     /// Two pairs: the name of a pool, and the `namespace/name` of the LoadBalancer that has the
-    /// address in this pool.
+    /// address from this pool.
     pub holders: [(String, String); 2],
 }
 
@@ -66,7 +66,7 @@ pub enum OverlapNews {
         pool: String,
         /// The address.
         ip: IpAddr,
-        /// Use of the address in the cluster.
+        /// Object of the cluster that reserves the address.
         what: Reserved,
         /// `namespace/name` of the LoadBalancer.
         holder: String,
@@ -74,8 +74,7 @@ pub enum OverlapNews {
 }
 
 impl PoolOverlaps {
-    /// Marks that addresses or pools have changed for a reason other than a claim. So all pools are
-    /// compared before the next claim.
+    /// Marks that all pools must be compared again before the next claim.
     pub(super) fn changed(&mut self) {
         self.unsettled = true;
     }
@@ -85,7 +84,7 @@ impl PoolOverlaps {
         self.shared.iter().any(|shared| shared.ip == ip)
     }
 
-    /// Marks that a pool was added, removed or given another selector.
+    /// Marks that a pool was added or removed, or that its selector or segment has changed.
     pub(super) fn moved(&mut self) {
         self.unsettled = true;
         self.moved = true;

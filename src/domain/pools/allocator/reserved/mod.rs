@@ -5,8 +5,8 @@
 //! segment of that pool ([`super::overlap`]). This does not protect the address in two cases:
 //! * the pool of a published address is gone, and its ledger with it;
 //! * an address is announced on a segment other than its pool's. The address of a vm LoadBalancer
-//!   is announced on the announcer's default interface, because nodes have no link for the pool's
-//!   VLAN. The address of a guest is announced on the network of its VMs.
+//!   is announced on the announcer's default interface, if nodes have no link for the pool's VLAN.
+//!   The address of a guest is announced on the network of its VMs.
 //!
 //! In both cases, a [`Reservation`] makes all pools on the segments where the address is announced
 //! hold the address back.
@@ -150,11 +150,10 @@ impl Reservation {
 
 impl PoolAllocator {
     /// Variant of [`Self::observe`] for the start of a term of leadership, before the first address
-    /// is given out. This variant also reserves a published address whose pool was deleted, because
-    /// the claim may have been deleted with the pool. The scopes of other pools need not admit the
-    /// LoadBalancer. Exception: the ledger of a pool on a segment where the address may be announced
-    /// records the address for another owner. Then the address is not reserved for this
-    /// LoadBalancer.
+    /// is given out. This variant reserves a published address whose pool was deleted, even if the
+    /// scopes of other pools do not admit the LoadBalancer: the claim may have been deleted with
+    /// the pool. The address is not reserved if a ledger has it for another owner, on a segment
+    /// where the address may be announced.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -368,8 +367,8 @@ fn beyond(facts: &LbFacts, pool: &AllocatorPool) -> Vec<Segment> {
 }
 
 /// Whether an address of a deleted pool may be announced for the LoadBalancer on the segment of
-/// `pool`. The segment of the deleted pool is unknown. So only a guest that names a network is known
-/// to be on another segment.
+/// `pool`. The segment of the deleted pool is unknown. So the answer is `false` only for a guest
+/// whose network is known and is on another segment.
 fn may_be_announced_on(facts: &LbFacts, pool: &AllocatorPool) -> bool {
     match &facts.segment {
         Some(own) if facts.guest => pool.selector.is_global() || own.meets(&pool.segment),

@@ -89,16 +89,16 @@ pub struct LoadBalancerIndex {
 /// A fault of a stored ledger that was found and corrected, for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerRepair {
-    /// A published address was missing from the ledger. Field 1: the LoadBalancer that publishes
-    /// the address. A claim for this LoadBalancer was added to the ledger.
+    /// A published address was missing from the ledger. A claim was added for the `Owner`: the
+    /// LoadBalancer that publishes the address.
     Restored(Claim, Owner),
-    /// The ledger named an owner other than the LoadBalancer that publishes the address. Field 1:
-    /// this LoadBalancer, which has the claim from now on.
+    /// The ledger named another owner than the LoadBalancer that publishes the address. The claim
+    /// was changed to the `Owner`: the LoadBalancer that publishes the address.
     Corrected(Claim, Owner),
-    /// A LoadBalancer publishes an address that belongs to another owner. Field 1: this
-    /// LoadBalancer, which loses the address.
+    /// The `Owner` publishes an address that belongs to another owner. The `Owner` loses the
+    /// address, and gets a new one.
     Double(Claim, Owner),
-    /// The ledger had an entry whose key is not an IP address. Field 0: this key.
+    /// The ledger had an entry whose key is not an IP address. The text is this key.
     Unreadable(String),
 }
 

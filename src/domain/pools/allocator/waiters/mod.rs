@@ -5,8 +5,8 @@
 //! only after one of these changes:
 //! * its own request has changed, or the segment of the network that it names;
 //! * pools were added, removed or read again;
-//! * a pool has changed, or has moved to another segment, that may serve the waiter or that the
-//!   reason for the wait names.
+//! * a pool has changed, or has moved to another segment. This pool may serve the waiter, or the
+//!   reason for the wait names it.
 //!
 //! So a change by one tenant does not cause a search of all pools for each waiter.
 
