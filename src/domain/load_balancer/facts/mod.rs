@@ -25,8 +25,8 @@ pub enum Project {
     In(String),
 }
 
-/// Facts about a LoadBalancer that come from other objects. Authors of LoadBalancers do not write
-/// those objects.
+/// Facts about a LoadBalancer that are read from other objects: its Namespace, and the VMs of its
+/// guest cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbSurroundings {
     /// Project of the LoadBalancer's namespace.
@@ -63,9 +63,9 @@ pub fn named_pool(lb: &LoadBalancer) -> Option<String> {
     lb.spec.ip_pool.clone().filter(|pool| !pool.is_empty())
 }
 
-/// Present or former claim from the annotation, which contains `POOL/ADDRESS`. `None`: there is no
-/// valid annotation. A tenant may have written the annotation. So the claim is only a request, and
-/// the rules of the pool decide.
+/// Present or former claim from the annotation [`ANNOTATION_ALLOCATED`], whose value is
+/// `POOL/ADDRESS`. `None`: there is no valid annotation. A tenant may have written the annotation.
+/// So the claim is only a request, and the rules of the pool decide.
 pub fn former(lb: &LoadBalancer) -> Option<Claim> {
     let text = given(lb.metadata.annotations.as_ref(), ANNOTATION_ALLOCATED)?;
     let (pool, ip) = text.split_once('/')?;
@@ -141,9 +141,9 @@ pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     annotated.or_else(|| guest_cluster(lb))
 }
 
-/// Guest cluster that the guest's cloud provider names in a label of the LoadBalancer. `None`:
-/// there is no name. A cloud provider without a configured name writes `kubernetes`, which counts
-/// as no name.
+/// Guest cluster that the guest's cloud provider names in a label of the LoadBalancer. `None`: the
+/// LoadBalancer is of type vm, or there is no name. A cloud provider without a configured name
+/// writes `kubernetes`, which counts as no name.
 pub fn guest_cluster(lb: &LoadBalancer) -> Option<String> {
     let named = given(lb.metadata.labels.as_ref(), LABEL_CLUSTER)?;
     Some(named).filter(|name| is_guest(lb) && name != NAMELESS_CLUSTER)

@@ -27,8 +27,8 @@ pub use moving::{keep_old_address, may_lead_to, moves_from};
 pub enum AddressOutcome {
     /// The address comes from a pool. The value is the answer of the pools' ledgers.
     Pool(ClaimResult),
-    /// The announcer leases the address by DHCP. The text is the reason, if this reconcile made the
-    /// decision. `None`: an earlier reconcile made the decision.
+    /// The announcer leases the address by DHCP. The text is the reason why the announcer leases,
+    /// and not the host. `None`: an earlier reconcile decided this and stored the reason.
     Guest(Option<String>),
     /// The host leases the address by DHCP. The value is the address that may be published, or the
     /// reason why there is none.
@@ -114,7 +114,8 @@ pub fn patch(
     Some(Value::Object(patch))
 }
 
-/// Address and `Ready` condition that `outcome` and `report` lead to. The condition has no times.
+/// New `status.allocatedAddress` and `Ready` condition, from `outcome` and `report`. The times of
+/// the condition are not set.
 pub fn address_and_ready(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,
@@ -201,12 +202,13 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
 }
 
 /// The patch of the `status.address` of a LoadBalancer without a Service of the operator. `address`
-/// is the present value. Returns `None` if the value stays. A vm LoadBalancer that has lost its
-/// address is announced nowhere, so its value is removed. The value of a guest LoadBalancer is
-/// written by the guest, after the guest announces the address. Before that, the operator sets the
-/// allocated address, or `0.0.0.0` if the announcer leases the address. Reason: the guest's cloud
-/// provider treats a LoadBalancer with an empty address as one that does not exist. So a guest that
-/// failed before its own write would never delete that LoadBalancer.
+/// is the present value. Returns `None` if the value stays.
+/// * Type vm: if the LoadBalancer has lost its address, the value is removed, because no Service
+///   announces the address.
+/// * Type cluster: the guest writes the value, after it announces the address. Before that, the
+///   operator sets the allocated address, or `0.0.0.0` if the announcer leases the address. Reason:
+///   the guest's cloud provider treats a LoadBalancer with an empty address as one that does not
+///   exist. So a guest that failed before its own write would never delete that LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
