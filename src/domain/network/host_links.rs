@@ -4,8 +4,8 @@
 //! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. Its
 //! agent creates the link `<bridge>.<vlan>` on each node that the HostNetworkConfig's selector
 //! matches, and adds the bridge itself to the VLAN. For each of these nodes, the agent writes into
-//! the HostNetworkConfig's status whether that worked. Nodes that the selector does not match are
-//! not in the status.
+//! the HostNetworkConfig's status whether both steps succeeded. Nodes that the selector does not
+//! match are not in the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,7 +64,7 @@ impl HostLinks {
         self.configs.keys().map(String::as_str)
     }
 
-    /// Stores whether an announcer may run on a node: `may`. Returns whether the stored value
+    /// Stores `may`: whether an announcer may run on the node. Returns whether the stored value
     /// changed.
     pub fn set_announcing(&mut self, node: &str, may: bool) -> bool {
         if may { self.announcing.insert(node.to_owned()) } else { self.announcing.remove(node) }

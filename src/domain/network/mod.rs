@@ -48,9 +48,9 @@ impl Segment {
     }
 
     /// Segment on which the nodes announce an address of this segment, if the announcer uses no
-    /// VLAN link. On an untagged network, the announcer uses the bridge, which each node has. The
-    /// announcer announces addresses of other segments on its default interface, in the nodes' own
-    /// network.
+    /// VLAN link. On an untagged network, the announcer uses the bridge, which each node has.
+    /// Addresses of a tagged VLAN, or of a network with an unknown VLAN, are announced on the
+    /// announcer's default interface, in the nodes' own network.
     #[must_use]
     pub fn of_announcer(&self) -> Self {
         match self {

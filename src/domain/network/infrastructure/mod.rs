@@ -36,8 +36,9 @@ pub enum Reserved {
 }
 
 impl Reserved {
-    /// Whether pools hold back the object's addresses. Cluster IPs are held back with their service
-    /// network, not one by one.
+    /// Whether pools hold back the object's addresses. Exceptions:
+    /// * cluster IPs, because their service network is held back as a whole;
+    /// * the address of a LoadBalancer's own Service, because the address may be from a pool.
     pub fn is_held_back(&self) -> bool {
         !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
     }
@@ -78,8 +79,8 @@ impl fmt::Display for Reserved {
     }
 }
 
-/// Networks from which no pool allocates an address, each with the object that reserves the
-/// network. A single address is stored as a /32 or /128 network.
+/// Networks that pools hold back, each with the object that reserves the network. A single address
+/// is stored as a /32 or /128 network.
 pub type HeldBack = BTreeMap<IpNet, Reserved>;
 
 /// Every reserved address, with the objects that reserve it.
@@ -135,9 +136,10 @@ impl Infrastructure {
         added.into_iter().chain(removed).collect()
     }
 
-    /// Networks from which no pool allocates an address, each with the object that reserves the
-    /// network. Included are the addresses of nodes, the management address, ingress addresses of
-    /// Services that no LoadBalancer owns, and the networks of pods and Services.
+    /// Networks that pools hold back, each with the object that reserves the network: addresses of
+    /// nodes, the management address, ingress addresses of Services that no LoadBalancer owns, and
+    /// the networks of pods and Services. Pools on tagged VLANs do not hold back the last two
+    /// ([`Reserved::is_held_back_on`]).
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
