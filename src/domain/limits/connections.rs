@@ -1,10 +1,10 @@
 //! Connections that a listener has accepted. If there is no room for a new connection,
 //! [`ConnectionTable`] chooses the connection to close.
 //!
-//! Invariants: a request that has arrived is never cut off. If there is no room, the source with
-//! the most connections loses the connection whose phase began first. So a source that opens many
-//! connections loses only its own connections. An API server has few connections and uses them, so
-//! it loses no connection.
+//! Invariants: a connection whose request has arrived is not closed before the answer is sent. If
+//! there is no room, the source with the most connections loses one of its other connections: the
+//! one whose phase began first. So a source that opens many connections loses only its own
+//! connections. An API server has few connections and uses them, so it loses no connection.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -49,8 +49,9 @@ pub enum ConnectionPhase {
 }
 
 impl ConnectionPhase {
-    /// Whether a connection in this phase may be closed to make room. A request that is cut off
-    /// before it has arrived whole does no harm: the client sends it again.
+    /// Whether a connection in this phase may be closed to make room: it has no whole request that
+    /// still needs an answer. If only a part of a request has arrived, the client sends the request
+    /// again.
     fn may_go(self) -> bool {
         !matches!(self, Self::Working | Self::Sending)
     }

@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! * namespaces take turns, one entry each;
-//! * a namespace with [`OF_ONE`] entries loses only its own entries;
-//! * memory is bounded by [`IN_ALL`] entries.
+//! * a namespace has at most [`OF_ONE`] entries. A further entry of this namespace is dropped,
+//!   instead of an entry of another namespace;
+//! * the queue has at most [`IN_ALL`] entries.
 
 use std::collections::{HashMap, VecDeque};
 

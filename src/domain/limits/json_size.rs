@@ -1,7 +1,7 @@
 //! The number of values in a JSON text, counted before the text is parsed.
 //!
-//! A value takes as little as two bytes of text, but 24 or more bytes of memory. So a bound on
-//! bytes of text alone bounds neither memory nor time.
+//! A value takes as little as two bytes of text, but 24 or more bytes of memory, and a map hundreds
+//! of bytes. So a limit on the length of the text is not enough to limit memory and time.
 
 /// Upper bound of the number of values that a parser would make from a JSON text. Keys are not
 /// counted. The count takes one pass and no allocation. If the text is not valid JSON, the bound

@@ -1,6 +1,7 @@
 //! Token bucket: limits how often something is done.
 //!
-//! The crate `governor` reads a clock itself. Here the time is an argument, as in all decisions.
+//! The crate `governor` is not used, because it reads a clock itself. Here the time is an argument,
+//! as in all decisions.
 
 use std::time::Duration;
 
