@@ -2,9 +2,10 @@
 //!
 //! Invariant: nothing here waits, reads a clock, draws a random number or does I/O. Time and
 //! outside facts are arguments. `Cargo.toml` beside this file names no client, no async runtime and
-//! no source of random numbers. `clippy.toml` forbids single functions and types of the standard
-//! library and of chrono, under whatever name they are imported. `tests/it/architecture` refuses
-//! outside of tests `async`, `await` and the standard library's modules for I/O, threads and locks.
+//! no source of random numbers. `clippy.toml` forbids functions and types of the standard library
+//! and of chrono, such as `SystemTime::now`, under whatever name they are imported. The test
+//! `tests/it/architecture` refuses `async`, `await` and the standard library's modules for I/O,
+//! threads and locks, except in code of tests.
 
 pub mod admission;
 pub mod conversion;
@@ -55,9 +56,11 @@ pub struct LbFacts {
 }
 
 impl LbFacts {
-    /// Segments on which this LoadBalancer's address may be announced, if the address is from a
-    /// pool on the segment `pool`. For a LoadBalancer of type vm, the segment of the network that
-    /// it names is included, because its Service may be announced there.
+    /// Segments on which this LoadBalancer's address may be announced, if a pool on the segment
+    /// `pool` gives the address:
+    /// * type cluster: the segment in these facts, else `pool`;
+    /// * type vm: the segment on which the nodes announce addresses of `pool`
+    ///   ([`network::Segment::of_announcer`]), and the segment in these facts.
     pub fn announced_at(&self, pool: &network::Segment) -> Vec<network::Segment> {
         match (&self.segment, self.guest) {
             (Some(own), true) => vec![own.clone()],
@@ -68,7 +71,8 @@ impl LbFacts {
 }
 
 /// Identity of a LoadBalancer. The UID decides who owns an address. The name is used in messages
-/// and in the search for a former address. Ledger entries of older software have only the name.
+/// and in the search for a former address. Ledger entries that Harvester's Go controller wrote have
+/// only the name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// `namespace/name`.

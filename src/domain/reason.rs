@@ -17,7 +17,8 @@ pub enum NoAddressReason {
         /// Names of the full pools, in the order in which they were tried.
         pools: Vec<String>,
     },
-    /// The ledger of a matching pool has reached the maximum size of an object.
+    /// The ledger of a matching pool has no room for another claim, because the pool's object would
+    /// become larger than the API server stores.
     LedgerFull {
         /// Name of the pool.
         pool: String,
@@ -162,8 +163,8 @@ pub enum NoLease {
     NoAgent {
         /// Name of the network; empty if the LoadBalancer names no network.
         network: String,
-        /// Whether an annotation of the network allows the host to lease addresses there. `true`:
-        /// only the agent is missing, because it is not running.
+        /// Whether an annotation of the NetworkAttachmentDefinition lets the host lease addresses
+        /// on the network. If so, an agent should be running.
         declared: bool,
     },
     /// An annotation of the NetworkAttachmentDefinition is not valid.
@@ -282,18 +283,19 @@ pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
 /// The address is announced, but the health check is invalid and is not run.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
 /// The address is announced, but VMs that fail their health check still get traffic. Their failures
-/// are doubted, because most VMs failed at once.
+/// do not count, because most VMs failed at once, so the prober may be at fault.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is claimed for the LoadBalancer, but no announcer announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
-/// No VM on the announcing node serves, and the Service's traffic policy is Local.
+/// No VM on the announcing node serves, and the Service has `externalTrafficPolicy: Local`.
 pub const NO_LOCAL_BACKEND: &str = "NoLocalBackend";
-/// The address leads to VMs, but clients outside the Service's source ranges reach processes of the
-/// announcing node on the Service's ports.
+/// The address leads to VMs, but clients outside the Service's `loadBalancerSourceRanges` reach
+/// processes of the announcing node on the Service's ports.
 pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
 /// No selected VM runs.
 pub const NO_BACKENDS: &str = "NoRunningBackends";
-/// No running VM has a suitable address.
+/// No running VM reports an address. If the LoadBalancer names a network, only addresses on this
+/// network count.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
 /// Running VMs report only addresses that they are not allowed to have. The condition's status is
 /// still True if other VMs serve.
@@ -316,13 +318,13 @@ pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool is invalid.
 pub const INVALID_RANGE: &str = "InvalidRange";
-/// Some of the pool's addresses are also in the ranges of another pool of the same network.
+/// Some of the pool's addresses are also in the ranges of an older pool of the same network.
 pub const RANGE_CONFLICT: &str = "RangeConflict";
-/// The cluster has another global pool.
+/// The pool is global, and the cluster has an older global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
-/// Another pool of the same network has the same priority.
+/// An older pool of the same network has the same priority, which is not 0.
 pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
-/// The scope of the pool overlaps with the scope of another pool of the same network, and both
+/// The scope of the pool overlaps with the scope of an older pool of the same network, and both
 /// pools have priority 0.
 pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 /// The pool is being deleted, and waits for the release of its addresses.
