@@ -23,6 +23,6 @@ pub struct EndpointPort {
     pub name: String,
     /// Protocol: TCP or UDP.
     pub protocol: String,
-    /// Port of the VMs.
+    /// Port of the VMs, or of the sink.
     pub port: u16,
 }

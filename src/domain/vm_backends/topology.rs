@@ -11,10 +11,12 @@ use super::vm::{Topology, Vm};
 use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 
 /// Merge patch that sets a VM's topology annotations to the region and zone of `node`, on which the
-/// VM runs. `None`: the annotations are right already, or must not be changed.
+/// VM runs. `None` in each of these cases:
 ///
-/// If the node has neither region nor zone, the result is `None`. So annotations that a user set by
-/// hand stay.
+/// * The annotations are right already.
+/// * The node has neither region nor zone. So annotations that a user set by hand stay.
+/// * Harvester itself writes the VM's annotations.
+/// * The VM is being deleted.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
     let silent = node.region.is_none() && node.zone.is_none();
     if silent || vm.annotated_by_harvester || vm.deleting || vm.topology == *node {

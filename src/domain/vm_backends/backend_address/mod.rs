@@ -1,9 +1,9 @@
 //! Check whether a VM may have the addresses that it reports.
 //!
-//! On a VM network only the guest agent reports a VM's addresses, and root in the guest controls
-//! the guest agent. The cluster's nodes send traffic and probes to an endpoint at such an address.
-//! So on the pod network, only the addresses of the VM's own pods are accepted. On other networks,
-//! addresses of the cluster and addresses outside the network are refused.
+//! A guest agent can report any address, because root in the guest controls the guest agent. The
+//! cluster's nodes send traffic and probes to the accepted addresses. So on the pod network, only
+//! the addresses of the VM's own pods are accepted. On other networks, addresses of the cluster and
+//! addresses outside the network are refused.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -66,7 +66,7 @@ impl fmt::Display for AddressFault {
 /// Returns the reason why a VM may not have an address on a network. `None`: the VM may have the
 /// address. `network`: `namespace/name`, or empty for the pod network. `pods`: pods of the VM.
 /// `had` returns whether a stored EndpointSlice has the address for this VM. If so, the VM may keep
-/// the address, even if a LoadBalancer now has the same address.
+/// the address, even if a Service now has the same ingress address.
 pub fn fault(
     address: IpAddr,
     network: &str,

@@ -1,7 +1,7 @@
 //! Bodies of requests that write EndpointSlices: whole objects, or merge patches.
 //!
 //! Endpoints are serialized directly, and not through a tree of JSON values. For a change of one VM
-//! in a slice of a hundred, building that tree was a third of the work.
+//! in a slice of 100 endpoints, building that tree was a third of the work.
 
 use std::net::IpAddr;
 
@@ -30,8 +30,8 @@ pub struct SliceBody<'a> {
 struct EndpointBody<'a> {
     addresses: [IpAddr; 1],
     conditions: EndpointConditions,
-    /// Reference to the VM. Harvester's Go controller expects such a reference in every endpoint,
-    /// including the sink.
+    /// Reference to the VM. The sink has a reference without a kind, because Harvester's Go
+    /// controller expects a reference in every endpoint.
     target_ref: TargetRef<'a>,
     #[serde(skip_serializing_if = "str::is_empty")]
     node_name: &'a str,
@@ -53,8 +53,8 @@ struct TargetRef<'a> {
     uid: &'a str,
 }
 
-/// Body of a new EndpointSlice. `triggered` is the RFC 3339 time of the event that caused the
-/// write.
+/// Body of a new EndpointSlice. `name`: name of the slice. `triggered`: RFC 3339 time of the event
+/// that caused the write.
 pub fn create<'a>(
     lb: LbIdentity<'a>,
     name: &str,
@@ -79,8 +79,9 @@ pub fn create<'a>(
     body(lb, head, endpoints)
 }
 
-/// Merge patch that replaces the ports and endpoints of a stored slice. `version`: resourceVersion
-/// that the stored slice must have. `triggered`: RFC 3339 time of the event that caused the write.
+/// Merge patch that replaces the ports and endpoints of a stored slice, and sets the operator's
+/// labels. `version`: resourceVersion that the stored slice must have. `triggered`: RFC 3339 time
+/// of the event that caused the write.
 pub fn patch<'a>(
     lb: LbIdentity<'a>,
     version: &str,

@@ -5,7 +5,7 @@
 //! * An endpoint stays in the slice that has it, so that a change of one VM writes one slice.
 //! * A slice has at most [`MOST`] endpoints.
 //! * At least one endpoint of the Service takes traffic at every moment, also between two writes.
-//!   If no VM can take traffic, the [`sink_endpoint`] takes it.
+//!   If no VM can take traffic, the sink takes it (see [`sink_endpoint`]).
 //!
 //! A slice with the sink has [`SINK_PORT`] in place of the VMs' ports. The sink and the ports
 //! change in the same write.
@@ -24,8 +24,8 @@ pub use body::{SliceBody, create, patch};
 /// Largest number of endpoints in a slice, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
 
-/// UID of the sink. The sink of Harvester's Go controller has the same UID, so that the Go
-/// controller removes this sink if it becomes the leader.
+/// UID of the sink. Harvester's Go controller gives its sink the same UID. So the Go controller
+/// removes the operator's sink when the Go controller becomes the leader.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
 
 /// Port of the sink: discard (RFC 863). No program on a node listens on this port, and even a
@@ -119,17 +119,18 @@ impl SliceWrite {
     }
 }
 
-/// Returns the sink: an endpoint that takes traffic and never answers. `at`: node that announces
-/// the Service, if known. The sink has this node's address, and a port that is closed on the node.
-/// So the node refuses connections at once. If the node or its address is not known, the sink has a
-/// reserved address that no host uses (RFC 5737, RFC 6666).
+/// Returns the sink: the endpoint that takes the traffic of a Service while no VM does. `name`:
+/// name of the Service. `at`: node that announces the Service, if known. The sink has this node's
+/// address, and its slice has [`SINK_PORT`], which is closed on the node. So the node refuses
+/// connections at once. If the node or its address is not known, the sink has a reserved address
+/// that no host uses (RFC 5737, RFC 6666), and connections get no answer.
 ///
 /// The sink is needed because kube-proxy does not redirect the traffic of a Service that has no
-/// endpoint. The Service's address is then the announcing node's own, so a program that listens on
-/// the node would answer. kube-proxy refuses such traffic in one of its filter chains, but kube-vip
-/// admits the Service's ports in an earlier chain. Traffic for the sink is redirected before both
-/// chains. The sink is marked as terminating, so that kube-proxy still sends traffic to it, but no
-/// other component counts it as a ready endpoint.
+/// endpoint. This traffic stays on the announcing node, because the node has the Service's address.
+/// So a program that listens on the node would answer. kube-proxy refuses such traffic in one of
+/// its filter chains, but kube-vip admits the Service's ports in an earlier chain. Traffic for the
+/// sink is redirected before both chains. The sink is marked as terminating, so that kube-proxy
+/// still sends traffic to it, but no other component counts it as a ready endpoint.
 pub fn sink_endpoint(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
     let of_node = at.and_then(|node| {
         let address =
@@ -239,11 +240,16 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
     endpoints.into_iter().cloned().collect()
 }
 
-/// Orders the writes so that at least one endpoint takes traffic at every moment. First come the
-/// writes after which a slice has more endpoints that take traffic. Then come the deletions, and
-/// then the other writes. Writes that remove the sink come last in any case. A deletion is never
-/// the last write, because kube-vip up to 1.2.3 treats the last event about any slice as the state
-/// of all slices.
+/// Orders the writes so that at least one endpoint takes traffic at every moment:
+///
+/// 1. Writes after which a slice has more endpoints that take traffic, unless they remove the sink
+/// 2. Deletions
+/// 3. Other writes, unless they remove the sink
+/// 4. Writes that remove the sink
+///
+/// A deletion is never the last write, because kube-vip up to 1.2.3 treats the last event about any
+/// slice as the state of all slices. If there is no write of 3 or 4, a write of 1, or an update of
+/// an unchanged slice, comes last.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,

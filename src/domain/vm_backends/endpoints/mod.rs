@@ -33,7 +33,7 @@ impl AddressFamily {
     }
 }
 
-/// VM behind the address of a LoadBalancer.
+/// VM behind the address of a LoadBalancer, or the sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmEndpoint {
     /// Address of the VM.
@@ -73,7 +73,7 @@ pub enum VmBackend {
         /// Reason why the VM may not have the address.
         fault: AddressFault,
     },
-    /// The VM is an endpoint, if it also passes its health check.
+    /// The VM is an endpoint. If it fails its health check, the endpoint does not serve.
     Endpoint {
         /// Endpoint with the state that it has if the VM passes its health check.
         endpoint: VmEndpoint,
@@ -86,8 +86,8 @@ pub enum VmBackend {
 /// Name that stands for an unknown network. No network has this name.
 const ANY_NETWORK: &str = "?";
 
-/// Conditions for the address of a VM. A VM without such an address is no endpoint of the
-/// LoadBalancer.
+/// Conditions that the address of a VM must meet. A VM without such an address is no endpoint of
+/// the LoadBalancer.
 #[derive(Clone, Debug)]
 pub struct WantedAddresses<'a> {
     /// Network that the LoadBalancer names; empty if the address may be on any network.
@@ -142,7 +142,7 @@ pub fn backend(
     let may_have = |last: &IpAddr| {
         let mut networks = vm.nics.iter().filter(here).map(|nic| &*nic.network).peekable();
         // If the VM has no interface on the wanted network, the network of its last address is
-        // unknown. Then only the rules for every network count.
+        // unknown. Then only the rules that hold on every network are checked.
         let unsaid = networks.peek().is_none() && fault(*last, ANY_NETWORK).is_none();
         unsaid || networks.any(|network| fault(*last, network).is_none())
     };

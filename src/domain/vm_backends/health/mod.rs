@@ -4,8 +4,9 @@
 //!
 //! * A verdict changes only after as many consecutive results as the check demands. So a backend
 //!   that fails now and then is not removed and added all the time.
-//! * The probe is read from the spec in one place ([`check`]). That place does not rely on a
-//!   schema, because the API server may serve Harvester's own CRD, which does not have our rules.
+//! * Only one module, `spec`, reads the probe from a spec. The module checks every field and does
+//!   not rely on the CRD's schema, because the API server may serve Harvester's own CRD, which does
+//!   not have the operator's rules.
 
 mod doubt;
 mod schedule;
@@ -203,8 +204,12 @@ impl BackendHealth {
         counts.then_some(ProbeHistory { lb, address, passed, failing })
     }
 
-    /// Times of the last probe that passed and of the first failure after it. `None`: the backend
-    /// does not fail, or its failures were doubted before and now count as real.
+    /// Times of the last probe that passed and of the first failure after it. `None` in each of
+    /// these cases:
+    ///
+    /// * No probe has failed since the last one that passed.
+    /// * The backend was never healthy.
+    /// * The backend's failures were doubted before, and now count as real.
     pub fn silence(self) -> Option<(Duration, Duration)> {
         self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
     }

@@ -1,6 +1,6 @@
 //! Index from a VM to the LoadBalancers that select it by its labels, and from a LoadBalancer to
-//! its VMs. A change of one object scans neither all VMs nor all LoadBalancers, as a search by a
-//! selector in kube-runtime's store would.
+//! its VMs. A change of one object scans neither all VMs nor all LoadBalancers. A search by a
+//! selector in kube-runtime's store would scan them all.
 //!
 //! The index owns the facts about VMs and their pods. Invariants:
 //!
@@ -8,8 +8,8 @@
 //! * A change of a VM or a pod returns exactly the LoadBalancers whose endpoints it can affect.
 //!
 //! Each pair of label and value is stored once, under a number. A clause of a selector is the list
-//! of the selector's pairs of one label. A LoadBalancer is listed at the pairs of one of its
-//! clauses. So a VM is compared only with the LoadBalancers that are listed at the VM's own pairs.
+//! of the selector's pairs with one label. A LoadBalancer is listed at the pairs of one clause, its
+//! anchor. So a VM is compared only with the LoadBalancers that are listed at the VM's own pairs.
 //! Informers write the index, and reconciles read it.
 
 mod slots;
@@ -423,8 +423,8 @@ fn qualified(namespace: &str, name: &str) -> Box<str> {
 }
 
 /// Key of a pair of label and value in a namespace. Tenants choose labels, so it must be infeasible
-/// to find two pairs with the same key. Therefore the key is a cryptographic digest. The digest
-/// takes half the memory of the text.
+/// to find two pairs with the same key. Therefore the key is a cryptographic digest. Its 16 bytes
+/// take less memory than the text.
 fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
     // A namespace contains no slash, and a label's value no `=`, so two pairs never have the same
     // text.

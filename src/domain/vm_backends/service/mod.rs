@@ -7,8 +7,8 @@
 //! * Fields and annotations that other writers add to these objects stay.
 //!
 //! Of a Service, the operator owns the type, the ports, the families, the requested address, the
-//! absence of a selector, its own label and the owner. Everything else (policies, more labels and
-//! annotations, node ports) belongs to the user or program that set it.
+//! absence of a selector, the operator's label and the owner reference. Everything else (policies,
+//! more labels and annotations, node ports) belongs to the user or program that set it.
 
 mod held_back;
 mod ineffective_settings;
@@ -96,7 +96,8 @@ pub struct StoredService {
     pub families: Vec<String>,
     /// `spec.ports`.
     pub ports: Vec<StoredPort>,
-    /// Announced addresses: `status.loadBalancer.ingress[].ip`.
+    /// Announced addresses: `status.loadBalancer.ingress[].ip`, without an address that the
+    /// operator itself wrote ([`NOT_ANNOUNCED`]).
     pub ingress: Vec<String>,
 }
 

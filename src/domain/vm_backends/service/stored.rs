@@ -1,4 +1,4 @@
-//! Conversion of stored Services and EndpointSlices to the facts that decisions use.
+//! Reads from stored Services and EndpointSlices the facts that decisions use.
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
@@ -34,8 +34,8 @@ const ANNOTATIONS: [&str; 12] = [
     KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP,
 ];
-/// Longest text of an annotation in `ANNOTATIONS`, in bytes. The text with the ports of
-/// `MOST_LISTENERS` listeners fits.
+/// Longest text of an annotation in `ANNOTATIONS`, in bytes. A longer text is cut. The text with
+/// the ports of `MOST_LISTENERS` listeners is never cut.
 const LONGEST_ANNOTATION: usize = 4096;
 /// Largest number of addresses that are read from a Service.
 const MOST_INGRESS: usize = 16;
@@ -51,12 +51,12 @@ pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     Some((qualified(meta, &owner.name), owner))
 }
 
-/// `namespace/name` of the object `name` in the namespace of the object that has `meta`.
+/// `namespace/name`, with the namespace from `meta`.
 pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
     format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
 }
 
-/// Owners of an object.
+/// Owners of an object, as far as decisions and messages use them.
 pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
     let list = meta.owner_references.as_deref().unwrap_or_default();
     let read = |o: &OwnerReference| OwnerRef {
@@ -71,7 +71,7 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
     lbs.chain(others).map(read).collect()
 }
 
-/// Reads a Service.
+/// Reads from a Service the facts that decisions use.
 pub fn read_service(service: &Service) -> StoredService {
     let spec = service.spec.clone().unwrap_or_default();
     let owners = owners(&service.metadata);

@@ -16,7 +16,7 @@ use api::kubevirt::{
 pub struct Vm {
     /// `metadata.uid` of the VirtualMachineInstance.
     pub uid: Arc<str>,
-    /// `metadata.resourceVersion`, for writes that require it.
+    /// `metadata.resourceVersion`, which a write of the VM requires.
     pub version: Box<str>,
     /// Node that the VM runs on; empty before the VM has a node. During a live migration, this is
     /// the source node until the guest has moved.
@@ -65,7 +65,7 @@ pub enum VmReadiness {
     /// The condition is false only because the VM's pod is being deleted. The guest may still
     /// answer.
     PodTerminating,
-    /// The condition is false, unknown or absent.
+    /// The condition is false for any other reason, unknown or absent.
     #[default]
     NotReady,
 }
@@ -75,8 +75,8 @@ pub enum VmReadiness {
 pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
     pub network: Box<str>,
-    /// Usable addresses: first the address in `ipAddress`, then the addresses in `ipAddresses`, in
-    /// the order of that list.
+    /// Addresses that an endpoint can have, at most `MOST_ADDRESSES`: first the address in
+    /// `ipAddress`, then the addresses in `ipAddresses`, in the order of that list.
     pub addresses: Box<[IpAddr]>,
 }
 
@@ -100,7 +100,7 @@ pub struct VmPod {
     pub node: Arc<str>,
     /// Creation time, in seconds since the epoch.
     pub created: i64,
-    /// Whether the pod's `Ready` condition is true.
+    /// Whether the pod's `Ready` condition is true, and the pod has not ended.
     pub ready: bool,
     /// Whether the pod is being deleted.
     pub deleting: bool,
@@ -126,9 +126,9 @@ impl Vm {
     }
 
     /// Pod in which the guest runs: by KubeVirt's rule, the newest pod on the VM's node. During a
-    /// migration, the target's pod is on another node until the guest has moved. If the VM has no
-    /// node yet, the newest of all its pods. `None`: no pod is on the VM's node, or the VM has no
-    /// pod.
+    /// live migration, the pod to which the guest moves is on another node, so the former pod is
+    /// returned until the guest has moved. If the VM has no node yet, the newest of all its pods is
+    /// returned. `None`: no pod is on the VM's node, or the VM has no pod.
     pub fn current_pod<'a>(&self, pods: &'a [VmPod]) -> Option<&'a VmPod> {
         pods.iter()
             .filter(|pod| self.node.is_empty() || pod.node == self.node)
@@ -136,7 +136,7 @@ impl Vm {
     }
 }
 
-/// Reads a VirtualMachineInstance.
+/// Reads from a VirtualMachineInstance the facts that decisions use.
 pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
     let status = vmi.status.as_ref();
     let conditions = status.map_or(&[][..], |s| &s.conditions);
@@ -167,7 +167,8 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
     }
 }
 
-/// Reads a pod. `None`: no VirtualMachineInstance controls the pod.
+/// Reads from a pod the facts that decisions use. `None`: no VirtualMachineInstance controls the
+/// pod.
 pub fn pod(pod: &LauncherPod) -> Option<VmPod> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let owner =
@@ -218,8 +219,8 @@ fn is_true(conditions: &[VmiCondition], type_: &str) -> bool {
     conditions.iter().any(|c| c.type_ == type_ && c.status == "True")
 }
 
-/// Interfaces that the cluster gave the VM. An interface that the guest created itself has no
-/// network name, and is left out.
+/// Interfaces that the cluster gave the VM. An interface that the guest created itself has no name
+/// in the status, and is left out.
 fn nics(namespace: &str, networks: &[Network], interfaces: &[Interface]) -> Box<[Nic]> {
     interfaces
         .iter()

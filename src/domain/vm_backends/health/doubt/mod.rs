@@ -8,7 +8,8 @@
 //!
 //! Invariants:
 //!
-//! * The failures of a target that has passed after that moment count as usual.
+//! * The failures of a target that has passed after the moment at which the VMs fell silent count
+//!   as usual.
 //! * A doubt ends when no target counts as healthy because of the doubt.
 
 use std::collections::{BTreeSet, HashMap};
@@ -38,7 +39,8 @@ pub struct ProbeHistory<'a> {
 }
 
 /// Finds the moment between `from` and `until` at which most VMs fell silent, if there was such a
-/// moment. The targets of these VMs passed before that moment and failed after it.
+/// moment. The targets of these VMs passed before that moment and failed after it. `sights`: probe
+/// results of each target.
 ///
 /// Most means more than half of the VMs that answered until that moment. At least [`MANY`] VMs must
 /// be silent, behind at least [`MANY`] load balancers. VMs are counted, not targets, because one VM
@@ -140,8 +142,8 @@ impl Doubt {
     }
 
     /// Whether the failures of a doubted target must count as real at `now`. `true`: most of the
-    /// doubted targets pass again, and this target has had the time to pass. `check`: settings of
-    /// this target's probes.
+    /// doubted targets pass again, and since then, this target has had the time for
+    /// `success_threshold` probes. `check`: settings of this target's probes.
     pub fn is_over_for(&self, check: &CheckSettings, now: Duration) -> bool {
         let time = check.period * check.success_threshold + check.timeout;
         self.mending.is_some_and(|since| now >= since + time)

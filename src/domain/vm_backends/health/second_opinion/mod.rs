@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::ProbePhase;
 
-/// Largest number of targets in a question. So many targets show whether most of the targets fail,
-/// and a replica can probe them quickly.
+/// Largest number of targets in a question: enough to show whether most of the doubted targets
+/// fail, and few enough for a replica to probe quickly.
 pub const MOST_ASKED: usize = 32;
 /// Text of conditions and Events about doubted failures, while no replica has answered the
 /// question.
@@ -163,9 +163,9 @@ impl Opinion {
     }
 }
 
-/// Picks targets for a question. `held`: targets that the leader does not reach. `at`: seed of the
-/// random choice, the time of the question. All picked targets are of different load balancers and
-/// of different VMs.
+/// Picks at most [`MOST_ASKED`] targets for a question. `held`: targets that the leader does not
+/// reach. `at`: time of the question, which is the seed of the random choice. All picked targets
+/// are of different load balancers and of different VMs.
 pub fn sample(held: impl IntoIterator<Item = AskedTarget>, at: &str) -> Vec<AskedTarget> {
     let chance = |asked: &AskedTarget| ProbePhase::of(&[at, &asked.lb, &asked.address.to_string()]);
     let mut of_lbs = BTreeMap::<String, Vec<AskedTarget>>::new();

@@ -42,9 +42,12 @@ impl HealthSpecFault {
     }
 }
 
-/// Settings for probes of the LoadBalancer's backends. `None`: the backends are not probed. Either
-/// there is no health check, or the check has no port, or the backends are in a guest cluster,
-/// which checks them itself.
+/// Settings for probes of the LoadBalancer's backends. `None`: the backends are not probed, for one
+/// of these reasons:
+///
+/// * The spec has no health check.
+/// * The health check has no port.
+/// * The LoadBalancer is of type cluster. The guest cluster checks its backends itself.
 ///
 /// Defaults of the fields that are zero or unset: 1 success, 3 failures, 5 s between probes, 3 s
 /// timeout, TCP, path `/`.
@@ -141,7 +144,8 @@ fn probe(asked: &HealthCheck) -> Result<BackendProbe, HealthSpecFault> {
     }
 }
 
-/// Refuses fields that only a probe by HTTP or HTTPS uses, because they would have no effect.
+/// Refuses, in a health check by TCP, the fields that only HTTP and HTTPS use, because these fields
+/// would have no effect.
 fn no_request(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let statuses = asked.expected_statuses.as_ref().is_some_and(|list| !list.is_empty());
     let present = [
@@ -202,8 +206,9 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether `pem` contains text between the PEM markers of a certificate, of base64 characters only.
-/// The content of the certificate is checked when a probe uses it.
+/// Whether `pem` contains at least one block between the PEM markers of a certificate that is not
+/// empty, and has only base64 characters and white space. The content of the certificate is checked
+/// when a probe uses the certificate.
 fn has_certificate(pem: &str) -> bool {
     pem.split("-----BEGIN CERTIFICATE-----").skip(1).any(|rest| {
         rest.split_once("-----END CERTIFICATE-----").is_some_and(|(body, _)| {
@@ -214,7 +219,8 @@ fn has_certificate(pem: &str) -> bool {
     })
 }
 
-/// Quotes a text, escaped and cut so that a message stays on one line.
+/// Quotes a text for a message: escaped, so that the message stays on one line, and cut to 64
+/// characters.
 fn shown(text: &str) -> String {
     let cut: String = text.chars().take(64).collect();
     let more = if cut.len() < text.len() { "..." } else { "" };

@@ -27,10 +27,11 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
         .or_else(|| bypassed.then(|| SettingMisfit::SourceRanges(source_ranges(stored))))
 }
 
-/// Text that says why the address is not announced. With the policy Local, kube-vip 1.2 withdraws
-/// the address if no VM on the node of kube-vip's leader serves (`getAllEndpoints`,
-/// pkg/endpoints/endpoints_generic.go). kube-vip then leaves status and annotation of the Service
-/// unchanged.
+/// Text that says why kube-vip does not announce the address. With the policy Local, kube-vip 1.2
+/// withdraws the address if no VM on the node of kube-vip's leader serves (`getAllEndpoints`,
+/// pkg/endpoints/endpoints_generic.go). kube-vip then leaves the Service's status and
+/// [`super::ANNOUNCING_NODE`] unchanged. `None`: the policy does not prevent the announcement, or
+/// it is not known that kube-vip announces the address.
 fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
     // If an address is announced, but the announcing node is not known, the announcer may be

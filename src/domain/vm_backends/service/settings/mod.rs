@@ -19,7 +19,8 @@ use api::ANNOTATION_NETWORK;
 /// the Service is created again with these settings.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
-/// Longest text of settings, in bytes. An API server accepts 256 KiB of annotations.
+/// Longest text of settings, in bytes: half of the 256 KiB that all annotations of one object may
+/// have.
 const LONGEST: usize = 128 * 1024;
 /// Fields of a Service's spec that belong to users.
 const FIELDS: [&str; 9] = [
