@@ -2,8 +2,8 @@
 //!
 //! The annotation is compact JSON, such as
 //! `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`. It is absent when there is nothing
-//! to carry. `unset` names fields that are not set in the object's other version, but that the
-//! translation back would fill in.
+//! to carry. `unset` names fields that were not set before the conversion, and that the conversion
+//! back would set.
 //!
 //! Text that is not of this form was written by another program, so the conversion ignores this
 //! text and leaves it in place. If the conversion must write the annotation itself, it puts the
@@ -28,8 +28,8 @@ use serde_json::{Map, Value};
 
 /// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Maximum number of fields of one section whose names are put into `cut`. Admission refuses the
-/// object even if `cut` has only one name.
+/// Maximum number of fields of one section whose names are put into `cut`. Names beyond this number
+/// are not needed, because admission refuses the object even if `cut` has only one name.
 const MOST_CUT: usize = 32;
 /// Maximum length of a field's name in `cut`, in characters.
 const LONGEST_CUT: usize = 128;
@@ -107,8 +107,8 @@ impl CarriedFields {
         if *self == Self::default() { None } else { serde_json::to_string(self).ok() }
     }
 
-    /// Text of the annotation, cut to at most `room` bytes. Fields that do not fit are left out.
-    /// `None`: no field is left.
+    /// Text of the annotation, at most `room` bytes long. Fields that do not fit are left out.
+    /// `None`: there is nothing to carry, or not even the names of the left-out fields fit.
     fn text_within(mut self, room: usize) -> Option<String> {
         let text = self.text()?;
         if text.len() <= room {
@@ -152,8 +152,9 @@ pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     if carry.is_only_cut() { carry.cut } else { Vec::new() }
 }
 
-/// Removes the carried fields from the annotation `annotation` of the object, and returns them. The
-/// annotation keeps a text of another program, and the names of lost fields of the spec.
+/// Removes the carried fields from the annotation `annotation` of the object, and returns them. If
+/// fields of the spec are lost, the annotation keeps their names. Otherwise, the annotation keeps
+/// the text of another program, if there is one.
 pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> CarriedFields {
     let Some(annotations) = annotations(object) else { return CarriedFields::default() };
     let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();

@@ -6,23 +6,23 @@
 //!   its whole list fail.
 //! * Conversion to the other version and back returns the same object, whichever version comes
 //!   first.
-//! * In metadata, only the annotation below is changed.
+//! * In metadata, only the annotations described below are changed.
 //!
-//! Fields that one version has and the other lacks travel in an annotation (see [`annotations`]).
-//! The annotation is named after the version whose fields it holds. The conversion back removes
-//! these fields from the annotation. An edit has precedence over the annotation. So a value that
-//! travelled is restored only if its counterpart in the other version still has the value that the
-//! translation gave it.
+//! Fields that one version has and the other lacks are carried in an annotation (see
+//! [`annotations`]). The annotation is named after the version whose fields it holds. The
+//! conversion back removes these fields from the annotation. A client's edit has precedence over
+//! the annotation. So a carried value is restored only if its counterpart in the other version
+//! still has the value that the conversion gave it.
 //!
 //! | v1beta1 | v1alpha1 | rule |
 //! |---|---|---|
 //! | `description`, `listeners[]`, `address`, `conditions` | the same | a listener's name and protocol, which v1alpha1 requires, are filled in |
-//! | `ipam` | the same | required: unset is shown as pool |
+//! | `ipam` | the same | v1alpha1 requires the field: unset becomes `pool` |
 //! | `backendServerSelector` | `backendServers` | the values of the label `harvesterhci.io/vmName`. An edit of `backendServers` replaces the whole selector |
-//! | `healthCheck`, five numbers | the same, `PeriodSeconds` with a capital | required: unset is shown as its default. An edit of one number leaves the other numbers as they were |
-//! | `healthCheck`, other fields | | travel while there is a `healthCheck` |
-//! | `workloadType`, `ipPool`, `requestedAddresses`, `ipv6Pool`, `ipFamilyPolicy` | | travels |
-//! | `status`, other fields | | travel |
+//! | `healthCheck`, five numbers | the same, `PeriodSeconds` with a capital | v1alpha1 requires the fields: unset becomes the default. An edit of one number leaves the other numbers as they were |
+//! | `healthCheck`, other fields | | carried while there is a `healthCheck` |
+//! | `workloadType`, `ipPool`, `requestedAddresses`, `ipv6Pool`, `ipFamilyPolicy` | | carried |
+//! | `status`, other fields | | carried |
 //! | fields that neither version has | the same | the API server drops them where its schema lacks them |
 //!
 //! **A tenant can write the annotation**, like the rest of the object. A value in the annotation
