@@ -1,6 +1,6 @@
 //! Digests in hexadecimal, as names, annotations and status fields hold them.
 //!
-//! Invariant: a text never changes its form, because stored objects contain it.
+//! Invariant: the form of these texts never changes, because stored objects contain them.
 
 use std::fmt::Write as _;
 

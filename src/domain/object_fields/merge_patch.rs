@@ -1,4 +1,4 @@
-//! Merge patches (RFC 7396) that hold only what changes.
+//! Merge patches (RFC 7396) that contain only the changed fields.
 
 use std::collections::BTreeMap;
 

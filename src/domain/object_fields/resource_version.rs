@@ -1,9 +1,10 @@
 //! Order of resourceVersions.
 //!
 //! Versions of one resource are decimal numbers, and each write makes a greater one. Since
-//! Kubernetes 1.35, KEP-5504 makes this a part of the API and of conformance. Before, it followed
-//! from etcd's revisions. Text that is not a number has no order, so the later version to arrive
-//! counts as newer. A view may then go back in time, but it never refuses every later version.
+//! Kubernetes 1.35, KEP-5504 makes this rule a part of the API and of conformance. Before, the rule
+//! followed from etcd's revisions. A version that is not a number has no order, so the version that
+//! arrives later counts as newer. With such versions, a view may go back in time, but never refuses
+//! every later version.
 
 /// Parses a resourceVersion as a number of at most 128 bits. `None`: the text is not such a number,
 /// so the version cannot be ordered.
