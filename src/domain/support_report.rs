@@ -1,8 +1,8 @@
 //! Support report: the facts that a maintainer asks for first, taken from stored objects.
 //!
-//! Invariant: the report contains only fields that are named here. A Secret is never read. Of a
-//! certificate, the report says only whether it exists. Of a credential, the report says the name
-//! and the times, never the hash.
+//! Invariant: of pools, LoadBalancers and TokenRotations, the report contains only the fields that
+//! this module names. A Secret is never read. Of a certificate, the report says only whether it
+//! exists. Of a credential, the report says the name and the times, never the hash.
 
 use std::collections::BTreeMap;
 

@@ -14,8 +14,11 @@ pub struct EndingCredential {
     /// Kind and name of the object that contains the credential. For a Secret, the key in the
     /// Secret follows, and then the user in the kubeconfig.
     pub place: String,
-    /// Whether the credential expires soon, and no TokenRotation replaces the credential before its
-    /// expiry.
+    /// Whether the report warns of the expiry, for one of these reasons:
+    ///
+    /// * The credential expires soon, and no TokenRotation replaces it.
+    /// * A TokenRotation has not replaced the credential, and the latest time for the replacement
+    ///   has passed.
     pub is_soon: bool,
     /// TokenRotation that replaces the credential before its expiry, as `namespace/name`. `None`:
     /// no TokenRotation replaces the credential.

@@ -37,7 +37,7 @@ pub struct Preview {
     pub pools: Vec<PoolLine>,
     /// Writes of objects that the operator would make.
     pub changes: Vec<PlannedWrite>,
-    /// Findings of the forecast that neither `load_balancers` nor `pools` shows.
+    /// Findings of the [`forecast`] that neither `load_balancers` nor `pools` shows.
     pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose expiry is known, in the order of their expiry.
     pub credentials: Vec<EndingCredential>,
@@ -102,8 +102,8 @@ impl PlannedWrite {
     }
 }
 
-/// Fields that a merge patch sets, down to the second level. `metadata.resourceVersion` is left
-/// out, because it is only a precondition.
+/// Fields that a merge patch sets, down to the second level, such as `status.conditions`.
+/// `metadata.resourceVersion` is left out, because it is only a precondition.
 fn fields(patch: &Value) -> Vec<String> {
     let mut fields = Vec::new();
     for (name, value) in patch.as_object().into_iter().flatten() {
@@ -167,9 +167,9 @@ fn has(lb: &LoadBalancer) -> String {
 }
 
 /// Line of the plan about a pool, and the planned write of the pool. `None` as the write: nothing
-/// would change. `seen`: the stored pool. `finalizers`: finalizers of the stored pool. `pool`: the
-/// pool after the planned allocations. `touched`: whether the ledger of `pool` differs from the
-/// stored ledger. `now`: time of the plan (RFC 3339).
+/// would be written. `seen`: the stored pool. `finalizers`: finalizers of the stored pool. `pool`:
+/// the pool after the planned allocations. `touched`: whether the operator would write the ledger,
+/// because of an allocation or a repair. `now`: time of the plan (RFC 3339).
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],

@@ -9,8 +9,8 @@ use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
 use api::ConditionStatus;
 
-/// Maximum number of lines in one section. The number of the lines that are left out is printed
-/// instead.
+/// Maximum number of lines in one section. If there are more, the section ends with the number of
+/// the lines that are left out.
 const MOST: usize = 200;
 const DAY: Seconds = 24 * 60 * 60;
 
