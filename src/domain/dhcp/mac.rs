@@ -10,7 +10,7 @@ pub struct Mac(pub [u8; 6]);
 impl Mac {
     /// Broadcast address, which all stations accept.
     pub const BROADCAST: Self = Self([0xff; 6]);
-    /// Zero address. An ARP question has it in place of the hardware address that is asked for.
+    /// Zero address. An ARP request asks for a hardware address, and has this value in its field.
     pub const UNKNOWN: Self = Self([0; 6]);
 
     /// Whether the address is that of one station, not of a group.
@@ -28,7 +28,7 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Error: the text in the field is not a hardware address.
+/// Error: a text is not a hardware address. The field holds this text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} must be a hardware address, such as 02:00:5e:10:00:01")]
 pub struct NoMac(String);

@@ -23,8 +23,9 @@ const MOST_REQUESTS: u32 = 4;
 /// Number of refusals after which the client no longer prefers an address. After that, the client
 /// requests neither its former address nor the address `wish` of its options.
 const MOST_WISHES: u32 = 2;
-/// Pause after the first refusal. It is short, because one refusal may be normal. For example, a
-/// server offers the same address to two clients, and then refuses one of them.
+/// Upper limit of the pause after the first refusal. It is short, because one refusal may be
+/// normal. For example, a server offers the same address to two clients, and then refuses one of
+/// them.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause after a refusal.
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
@@ -131,8 +132,9 @@ impl DhcpClient {
         }
     }
 
-    /// Takes the best offer: an offer of the preferred address. If there is none, an offer of the
-    /// former server. If there is none either, the oldest offer.
+    /// Sends a REQUEST for the best offer: an offer of the preferred address. If there is none, an
+    /// offer of the server that granted the former address. If there is none either, the oldest
+    /// offer.
     fn take_best(&mut self, selecting: &Selecting) {
         let wish = self.wish();
         let dislike = |offer: &&Offer| match wish {
@@ -190,9 +192,9 @@ impl DhcpClient {
         self.granted(lease);
     }
 
-    /// Begins to use a granted lease, for a client that holds no address. The client first probes
-    /// the address by ARP, and holds the lease if no other host answers. No probe is sent if probes
-    /// are off, or if a guest or kube-vip may still announce the address for this client.
+    /// Begins to use a granted lease. The client must hold no address. The client first probes the
+    /// granted address by ARP, and holds the lease if no other host answers. No probe is sent if
+    /// probes are off, or if a guest or kube-vip may still announce the address for this client.
     pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former
@@ -204,8 +206,9 @@ impl DhcpClient {
         }
     }
 
-    /// Makes the client hold the lease, and reports an event. Before this call, the ARP probe of
-    /// the address has ended without an answer, or no probe was needed.
+    /// Makes the client hold the lease, and reports [`ClientEvent::Acquired`]. Before this call,
+    /// the ARP probe of the address must have shown that no other host has it, unless no probe is
+    /// needed.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -240,10 +243,10 @@ impl DhcpClient {
         }
     }
 
-    /// Counts a refusal, and returns the pause after it. The longest pause doubles with each
-    /// refusal, from `FIRST_PAUSE` to `LONGEST_PAUSE`. The returned pause is a random time from
-    /// half of the longest pause to all of it. So two clients that sent a REQUEST at the same
-    /// moment send the next one at different times.
+    /// Counts a refusal, and returns the pause after it. The upper limit of the pause doubles with
+    /// each refusal, from `FIRST_PAUSE` to `LONGEST_PAUSE`. The pause is a random time between half
+    /// of this limit and the limit. So two clients that sent a REQUEST at the same moment send the
+    /// next one at different times.
     pub(super) fn pause_after_refusal(&mut self) -> Duration {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);

@@ -144,7 +144,8 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an ARP frame. Returns whether the frame answers the client's last question.
+    /// Stores the answer in an ARP frame. `false`: the frame does not answer the client's last ARP
+    /// question.
     pub(super) fn receive_inquiry_answer(&mut self, arp: ArpPacket) -> bool {
         let ours = self.identity.mac;
         let answers = |inquiry: &&mut AddressInquiry| {

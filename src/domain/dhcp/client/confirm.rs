@@ -5,8 +5,8 @@
 //! alone, because another authoritative server would refuse at once. Later questions go to all
 //! servers. Invariants:
 //!
-//! * The client holds the lease until its expiry, even without answers. Only a server that may end
-//!   the lease ends it earlier.
+//! * The client holds the lease until its expiry, even without answers. The client loses the lease
+//!   earlier only if a server refuses the address (NAK), or grants another address.
 //! * A refusal by a server other than the lease's counts only after several questions to all
 //!   servers. If the lease has an expiry, T2 must also have passed.
 
@@ -18,8 +18,8 @@ use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
 use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, LossCause, Mac};
 use super::{ClientPhase, DhcpClient};
 
-/// Number of REQUESTs that are sent only to the server that granted the lease. Later REQUESTs go to
-/// all servers.
+/// Maximum number of REQUESTs that are sent only to the server that granted the lease. Later
+/// REQUESTs go to all servers.
 const ALONE: u32 = 2;
 /// Number of broadcast REQUESTs that the server of the lease must leave unanswered. After that
 /// many, the client accepts a grant of another server, even before T2.
@@ -211,9 +211,9 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an offer that answers the DISCOVER which was sent beside a REQUEST. The client takes
-    /// an offer of the address that the client holds, and no other. If the server that granted the
-    /// lease offers another address, a kept address counts as lost: this server may grant the kept
+    /// Takes or ignores an offer that answers the DISCOVER which was sent beside a REQUEST. Only an
+    /// offer of the address that the client holds is taken. If the server that granted the lease
+    /// offers another address, a kept address counts as lost: this server may grant the kept
     /// address to another client.
     fn offered_besides(
         &mut self,

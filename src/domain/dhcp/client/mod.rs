@@ -2,9 +2,9 @@
 //! records and events. Invariants:
 //!
 //! * The client sends only while its link is up.
-//! * The client sends only messages that were due, so that a flood of received frames causes no
-//!   flood of sent frames.
-//! * Before the client handles an input, it gives up an expired lease, or keeps its address.
+//! * The client sends a message at a planned time, or once as the answer to a message that it waits
+//!   for. So a flood of received frames causes no flood of sent frames.
+//! * If the lease has expired, the client loses or keeps its address before it handles an input.
 //! * A new address may be used only after its record was written ([`DhcpClient::recorded`]).
 //!
 //! Times are offsets on one clock that cannot be set and runs on while the host sleeps
@@ -60,7 +60,7 @@ enum ClientPhase {
     /// The client does nothing until T1.
     Bound,
     Confirming(Confirming),
-    /// The client asks by ARP whether a station has the address. If none has, RELEASE follows.
+    /// The client asks by ARP whether a station has the address. If not, it sends a RELEASE.
     Parting(PendingRelease),
     /// The client has given its address back. `Some`: it sends the RELEASE again at this time.
     Released(Option<(Duration, GrantedLease)>),
@@ -206,7 +206,7 @@ impl DhcpClient {
         }
     }
 
-    /// State of the client, as it is written into the record.
+    /// State of the client. It is `Probing` until the record of a new address is written.
     pub fn state(&self) -> LeaseState {
         match &self.phase {
             ClientPhase::Waiting(_) if self.former.is_some() => LeaseState::Lost,
@@ -237,7 +237,7 @@ impl DhcpClient {
         &self.identity
     }
 
-    /// Handles a received Ethernet frame. `frame` must be the whole frame.
+    /// Evaluates a received Ethernet frame, which must be whole. Returns what the caller must do.
     pub fn receive(&mut self, frame: &[u8], now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         match ethernet::read(frame) {
@@ -258,7 +258,7 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Does all steps that are due at `now`. If none is due, does nothing.
+    /// Takes the steps that are due at `now`. Returns the actions that the caller must carry out.
     pub fn due(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
@@ -282,8 +282,9 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Handles a change of the link. `up`: whether the link is up and the client may send. The
-    /// lease time runs on while the link is down. A new client assumes that its link is up.
+    /// Sets whether the link is up. The lease time runs on while the link is down. After a change,
+    /// the client will ask servers to confirm its lease, or search for an address again. A new
+    /// client assumes that its link is up.
     pub fn link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
@@ -301,7 +302,7 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Handles the news that the record with the number `serial`, or a later one, was written.
+    /// Tells the client that the record `serial` was written. Now the record's address may be used.
     pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
@@ -316,8 +317,8 @@ impl DhcpClient {
         self.options.proxy = proxy;
     }
 
-    /// Begins the handling of each input. Moves the client's clock forward to `now`. If the lease
-    /// has expired, the client loses the address, or keeps it if `options.keep` is set.
+    /// First step for each input. Moves the client's clock forward to `now`. If the lease has
+    /// expired, the client loses the address, or keeps it if `options.keep` is set.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
@@ -357,7 +358,7 @@ impl DhcpClient {
         self.event(ClientEvent::Lost { address: lease.address, how });
     }
 
-    /// Makes `lease` the held lease. `fresh`: true if no written record has its address yet.
+    /// Makes `lease` the held lease. `fresh`: true if no written record has this address yet.
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));
@@ -377,7 +378,7 @@ impl DhcpClient {
         self.record(None);
     }
 
-    /// Returns a record of the present state to the caller.
+    /// Adds a record of the present state to the actions for the caller.
     fn record(&mut self, trouble: Option<ClientTrouble>) {
         self.serial += 1;
         self.trouble = trouble;
@@ -398,7 +399,7 @@ impl DhcpClient {
         self.out.push(ClientAction::Record(record));
     }
 
-    /// Returns a record with this trouble to the caller, if the last record has another trouble.
+    /// Adds a record with this trouble to the actions, unless the last record has the same trouble.
     fn record_trouble(&mut self, trouble: ClientTrouble) {
         if self.trouble != Some(trouble) {
             self.record(Some(trouble));
@@ -413,9 +414,8 @@ impl DhcpClient {
         self.event(ClientEvent::Ignored(why));
     }
 
-    /// Handles a message from a client to a server. If the message has the client's own hardware
-    /// address, there are two cases. A loop in the network has returned the client's own message,
-    /// or another client uses the same address. The `xid` shows which case it is.
+    /// Reports that another client uses this client's hardware address, if it sent this message. A
+    /// message with a known `xid` is this client's own, returned by a loop in the network.
     fn receive_client_message(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

@@ -14,7 +14,7 @@ pub(super) const MOST_STATIONS: usize = 4;
 /// Action that the caller must carry out. Actions must be carried out in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
-    /// Send this Ethernet frame, which is whole. The sockets of
+    /// Send this complete Ethernet frame. The sockets of
     /// [`super::super::DhcpClient::listening`] must be open before that.
     Send(Vec<u8>),
     /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces
@@ -81,8 +81,8 @@ pub enum ClientTrouble {
     Refused,
     /// Another host has the granted address. The value is the station of this host.
     AddressInUse(Mac),
-    /// Other hosts had too many granted addresses in a row. The value is the station that has the
-    /// last of these addresses.
+    /// Other hosts had at least ten granted addresses in a row. The value is the station that has
+    /// the last of these addresses.
     TooManyInUse(Mac),
     /// The offer or the grant cannot be used.
     Unusable {
@@ -98,7 +98,7 @@ pub enum ClientTrouble {
     AnswersForAll(Mac),
     /// The server that granted the lease has not answered between T1 and T2.
     ServerSilent,
-    /// The lease has expired, because no server answered.
+    /// The lease has expired, because no server answered. The address is lost.
     Expired,
     /// The lease has expired, because no server answered. The address is kept.
     Kept,
@@ -242,7 +242,7 @@ pub enum ClientEvent {
         /// Address that was released.
         address: Ipv4Addr,
     },
-    /// A message of another client that has this client's hardware address was received.
+    /// Another client with this client's hardware address has sent a message.
     Duplicate {
         /// Station that sent the message.
         from: Mac,
@@ -256,7 +256,7 @@ pub enum ClientEvent {
 pub enum IgnoreReason {
     /// The frame is not a valid DHCP or ARP frame.
     Malformed,
-    /// The frame is for another client.
+    /// The frame does not concern this client. For example, the frame is for another client.
     NotOurs,
     /// The client waits for no such answer, or the answer is of no use to it.
     Unasked,

@@ -2,7 +2,7 @@
 //! DECLINE if so.
 //!
 //! Invariant: an address is probed only after its grant and before its publication. After the
-//! publication, our own announcer would answer the probe.
+//! publication, the LoadBalancer's own announcer would answer the probe.
 
 use std::time::Duration;
 
@@ -13,11 +13,12 @@ use super::{ClientPhase, DhcpClient};
 
 /// Pause after a DECLINE, so that the server can process the DECLINE: RFC 2131, 3.1.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Number of addresses declined in a row that causes the long pause: `MAX_CONFLICTS` of RFC 5227.
+/// Number of addresses declined in a row after which the pause is [`CONFLICTS_PAUSE`]:
+/// `MAX_CONFLICTS` of RFC 5227.
 const MOST_CONFLICTS: u32 = 10;
 /// Pause after `MOST_CONFLICTS` declined addresses. RFC 5227 allows one new address each minute.
-/// But a server does not grant a declined address again for about a day, so the client would use up
-/// all addresses of the server.
+/// But a server does not grant a declined address again for about a day. At one address each
+/// minute, the client would use up all addresses of the server.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
 /// Pause before the next DISCOVER, if a station answers ARP for all addresses. The client sends no
 /// DECLINE then, so the server offers the same address again.

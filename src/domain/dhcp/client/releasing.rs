@@ -1,8 +1,12 @@
 //! Giving an address back to its server.
 //!
-//! Invariant: no RELEASE is sent for an address for which a station still answers ARP. After a
-//! RELEASE, the server would grant the address to another host. At that time, a guest may still
-//! announce the address, because it has not observed the deletion of its load balancer.
+//! Invariant: before the RELEASE of a published address, the client asks by ARP whether a station
+//! still has the address. If a station answers, no RELEASE is sent, because the server would grant
+//! the address to another host. A guest may still announce the address, because it has not observed
+//! the deletion of its load balancer. The client does not ask in two cases:
+//!
+//! * ARP probes are off.
+//! * A station answers ARP for all addresses.
 
 use std::time::Duration;
 
@@ -25,8 +29,7 @@ pub struct PendingRelease {
 
 impl DhcpClient {
     /// Gives the address back to its server by two RELEASEs, and ends the client. No RELEASE is
-    /// sent if a station still answers ARP for the address, because the server would grant the
-    /// address to another host.
+    /// sent if a station still answers ARP for the address, or if the link is down.
     pub fn release(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let (granted, held) = match (&self.phase, self.held.take()) {
@@ -92,7 +95,7 @@ impl DhcpClient {
         self.phase = ClientPhase::Parting(parting);
     }
 
-    /// Handles an ARP frame that is received before the RELEASE. If the frame shows that a station
+    /// Checks an ARP frame that is received before the RELEASE. If the frame shows that a station
     /// still has the address, the client ends without a RELEASE.
     pub(super) fn receive_while_parting(&mut self, arp: ArpPacket) {
         let ClientPhase::Parting(parting) = &self.phase else { return };

@@ -24,7 +24,7 @@ pub struct AddressDisputes {
 
 impl AddressDisputes {
     /// Adds a dispute: the station `by` has disputed the granted address `address`. `server`:
-    /// station that sent the grant.
+    /// station that sent the grant. If the two stations differ, the dispute is not stored.
     pub fn add(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {
         if by != server {
             return;
@@ -35,8 +35,8 @@ impl AddressDisputes {
         }
     }
 
-    /// Forgets all disputes, because a granted address was not disputed. So no station answers ARP
-    /// for all addresses.
+    /// Forgets all disputes. Called when a granted address was not disputed: then no station
+    /// answers ARP for all addresses.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

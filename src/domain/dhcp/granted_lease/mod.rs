@@ -42,7 +42,7 @@ pub struct GrantedLease {
     pub seconds: Option<u32>,
     /// Time of the REQUEST that first got this address. A renewal does not change this time.
     pub obtained: Duration,
-    /// Time of the last REQUEST that was answered by a grant. The lease time counts from there.
+    /// Time of the last REQUEST that was answered by a grant. The lease time starts at this time.
     pub granted: Duration,
     /// T1: time from which the client asks the lease's server to extend the lease.
     pub renew: Duration,
@@ -55,8 +55,8 @@ pub struct GrantedLease {
 
 impl GrantedLease {
     /// Lease that the message `reply` grants. `mac`: station that sent the message. `granted`: time
-    /// of the client's REQUEST, because the lease time counts from there. `phase`: number that
-    /// makes renewals of many leases come at different times.
+    /// of the client's REQUEST, at which the lease time starts. `phase`: number that makes renewals
+    /// of many leases come at different times.
     pub(super) fn from_reply(reply: &ServerReply, mac: Mac, granted: Duration, phase: u32) -> Self {
         let seconds = reply.seconds.unwrap_or(0);
         let times = LeaseTimes::of(seconds, reply.t1, reply.t2);
@@ -102,8 +102,9 @@ impl GrantedLease {
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
     }
 
-    /// Time of the next REQUEST, if no server answers the one that is sent at `now`. The wait is at
-    /// least [`Self::shortest_wait`], but never goes beyond T2 or the expiry. The wait is:
+    /// Time of the next REQUEST, if no server answers the REQUEST that is sent at `now`. The wait
+    /// between the two is at least [`Self::shortest_wait`], but never goes beyond T2 or the expiry.
+    /// Within these limits, the wait is:
     ///
     /// * before T2: half of the time until T2
     /// * after T2: half of the time until the expiry

@@ -27,7 +27,7 @@ const DUID_UUID: [u8; 2] = [0, 4];
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
 /// Maximum length of one label of a DNS name, in characters.
 const LABEL: usize = 63;
-/// Number of the hash's digits at the end of a host name that was cut.
+/// Number of hexadecimal digits of the hash at the end of a host name that was cut.
 const TAIL: usize = 8;
 /// Type octet of a client identifier with an Ethernet address: RFC 2132.
 const TYPE_ETHERNET: u8 = 1;
@@ -91,7 +91,7 @@ pub enum ClientIdForm {
     None,
 }
 
-/// Error: the text in the field is not a form of client identifiers.
+/// Error: a text is not a form of client identifiers. The field holds this text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server sees")]
 pub struct NoForm(String);

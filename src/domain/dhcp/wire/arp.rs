@@ -23,7 +23,7 @@ pub struct ArpPacket {
     pub sender: Mac,
     /// IP address of the sender. `0.0.0.0`: the packet is a probe.
     pub sender_ip: Ipv4Addr,
-    /// IP address that the packet asks for.
+    /// IP address of the target. A request asks which station has this address.
     pub target_ip: Ipv4Addr,
 }
 

@@ -1,7 +1,8 @@
 //! DHCP messages that a client sends or reads.
 //!
-//! Invariant: a message that [`read`] accepts has a cookie, a type, a valid server address, and the
-//! lengths that the protocol fixes. The caller checks everything else.
+//! Invariant: a message that [`read`] accepts is for the client's hardware address, and has the
+//! DHCP cookie, a type and a valid server address. If the protocol fixes the length of an option,
+//! an option of another length counts as missing. The caller checks everything else.
 
 use std::net::Ipv4Addr;
 
@@ -19,8 +20,8 @@ const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const ETHERNET: [u8; 2] = [1, 6];
 const BROADCAST_FLAG: u16 = 0x8000;
-/// Maximum length of a server's message, which option 57 states: one frame, in octets, with its
-/// headers.
+/// Maximum length of a server's message in octets, with its IP and UDP headers: the payload of one
+/// Ethernet frame. The client states this length in option 57.
 const LARGEST: u16 = 1500;
 /// Maximum number of name servers that are stored. A resolver uses no more.
 const MOST_NAME_SERVERS: usize = 3;
@@ -45,7 +46,8 @@ pub enum MessageKind {
     Discover(Option<Ipv4Addr>),
     /// REQUEST: takes an offer. The first value is the offered address, the second one the server.
     Select(Ipv4Addr, Ipv4Addr),
-    /// REQUEST in the form of a client that has restarted. It asks servers to confirm this address.
+    /// REQUEST in the form of a client that has restarted. The value is the address that servers
+    /// are asked to confirm.
     Confirm(Ipv4Addr),
     /// DECLINE: another host has the granted address. The first value is this address, the second
     /// one the server that granted it.
@@ -184,8 +186,8 @@ pub fn holder(message: &[u8]) -> Option<Mac> {
     (ethernet && cookie).then_some(mac)
 }
 
-/// Transaction ID of a client's message. `None`: the message is from a server, or is not a DHCP
-/// message.
+/// Transaction ID of a client's message. `None`: the first octet does not mark the message as a
+/// client's, or the message is too short.
 pub fn client_xid(message: &[u8]) -> Option<u32> {
     let xid = octets(message, 4)?;
     (message.first() == Some(&REQUEST)).then(|| u32::from_be_bytes(xid))

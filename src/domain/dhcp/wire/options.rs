@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * An option that exceeds the end of its area makes the whole message unreadable, because the
-//!   option might hide other options.
+//! * An option that goes beyond the end of its area makes the whole message unreadable. The length
+//!   of this option is wrong, so its value may cover other options.
 //! * If an option occurs more than once, its values from all areas are concatenated.
 
 pub const SUBNET_MASK: u8 = 1;
@@ -89,8 +89,8 @@ impl<'a> OptionReader<'a> {
     }
 }
 
-/// Options in one area. The entry `None` is the last one: an option that goes beyond the end of the
-/// area.
+/// Options in one area. The entry `None` is an option that goes beyond the end of the area. No
+/// other entry follows.
 struct OptionEntries<'a>(&'a [u8]);
 
 impl<'a> Iterator for OptionEntries<'a> {
