@@ -16,8 +16,8 @@ pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
 
 /// Name of a network's agent. `network`: `namespace/name` of the NetworkAttachmentDefinition. The
 /// agent's Deployment has this name, and so has the Lease that the active pod of the agent holds in
-/// the operator's namespace. The name ends with a part of the SHA-256 of `network`, so that two
-/// networks never have the same name.
+/// the operator's namespace. The name ends with a part of the SHA-256 of `network`, so that the
+/// agents of two networks do not have the same name.
 pub fn agent_name(network: &str) -> String {
     let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));
     let cut: String = plain.chars().take(READABLE).collect();

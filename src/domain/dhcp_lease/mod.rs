@@ -86,7 +86,7 @@ pub enum LeasingStep {
     /// Cancel the planned release of the record's address, because the LoadBalancer needs this
     /// address.
     Keep,
-    /// Wait, because there is no address that may be published. The value says why.
+    /// Wait, because there is no address that may be published. The value is the reason.
     Wait(NoLease),
     /// Publish this address, if [`why_unusable`] finds no reason against it.
     Take(LeasedAddress),
@@ -95,7 +95,7 @@ pub enum LeasingStep {
 /// Facts that decide the next step for a LoadBalancer.
 #[derive(Clone, Copy, Debug)]
 pub struct LeasingFacts<'a> {
-    /// LoadBalancer, which is not being deleted.
+    /// LoadBalancer. It must not be one that is being deleted.
     pub lb: &'a LoadBalancer,
     /// Network of the LoadBalancer, `namespace/name`. Empty: the LoadBalancer has no network.
     pub network: &'a str,
@@ -106,8 +106,8 @@ pub struct LeasingFacts<'a> {
     /// Reason why the host starts no new leases on the network: one of its annotations is not
     /// valid. `None`: all annotations of the network are valid.
     pub fault: Option<&'a str>,
-    /// Whether the agent of the record's network is active. If there is no record, this is about
-    /// the agent of `network`.
+    /// Whether the agent of the record's network is active. If there is no record: whether the
+    /// agent of `network` is active.
     pub serving: bool,
     /// Service of the LoadBalancer. `None`: there is none. During a takeover, this is the Service
     /// for which the announcer has leased the address.
@@ -135,7 +135,7 @@ pub struct AgentLease {
 }
 
 /// Whether the agent that holds the Lease is active. `silent_for`: time since a change of the Lease
-/// was last seen.
+/// was last seen. `true`: an agent holds the Lease, and this time is shorter than its duration.
 pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
@@ -357,14 +357,15 @@ pub fn record(
     Ok(record)
 }
 
-/// Whether a DHCP server would take the clients of two records for one client.
+/// Whether a DHCP server would treat the clients of two records as one client: they are on the same
+/// network, and have the same hardware address or the same client identifier.
 pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
     let same_id = !one.client_id.is_empty() && one.client_id == other.client_id;
     one.network == other.network && (one.mac_address == other.mac_address || same_id)
 }
 
-/// Reason why the record `new` is not created. A DHCP server would take the clients of `new` and of
-/// the record `other` (`namespace/name`) for one client.
+/// Reason why the record `new` is not created: a DHCP server would treat the clients of `new` and
+/// of the record `other` (`namespace/name`) as one client.
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
     NoLease::IdentityTaken(format!(

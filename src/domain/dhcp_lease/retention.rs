@@ -24,8 +24,9 @@ pub enum RetentionStep {
     Leave(DateTime<FixedOffset>),
     /// Delete the record. Then its agent gives the address back.
     Delete,
-    /// Remove the finalizer of a deleted record, although no agent has given its address back. No
-    /// agent is active. The lease has expired by the wall clock, or the record has no address.
+    /// Remove the finalizer of a deleted record, although no agent has given its address back. This
+    /// is the next action only if no agent is active, and the record has no address or its lease
+    /// has expired by the wall clock.
     Forget,
 }
 

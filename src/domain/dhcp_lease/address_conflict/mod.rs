@@ -6,10 +6,13 @@
 //! (CVE-2020-8554).
 //!
 //! Two networks are the same if they have the same bridge and the same VLAN, as for pools. A
-//! published address stays published even if a pool's ranges now contain it, or if the description
-//! of its network changed. It is withdrawn if a pool allocated it to another LoadBalancer, if an
-//! older LoadBalancer also publishes it, if the cluster itself has it, or if its lease names it as
-//! the gateway.
+//! published address stays published even if a pool's ranges now contain it, or if the CIDR or
+//! gateway of its network changed. A published address is withdrawn in these cases:
+//!
+//! * A pool has allocated the address to another LoadBalancer.
+//! * An older LoadBalancer also publishes the address.
+//! * The cluster itself has the address. Ingress addresses of Services do not count here.
+//! * The address is the gateway that its own lease names.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

@@ -23,8 +23,8 @@ const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
 /// Interval between two checks whether a takeover can continue.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether the host may take over the lease of the LoadBalancer's announcer. The LoadBalancer must
-/// be a VM load balancer whose annotation chooses the host.
+/// Whether the host may take over the lease of the LoadBalancer's announcer. `true`: the
+/// LoadBalancer is a VM load balancer, and its annotation chooses the host.
 pub fn is_possible(lb: &LoadBalancer) -> bool {
     listeners::is_vm(lb) && choice(lb) == Ok(Some(LeasingParty::Host))
 }
@@ -71,8 +71,8 @@ pub(super) fn begin(seen: &LeasingFacts<'_>) -> LeasingStep {
 }
 
 /// Reason why the host does not lease the address yet during a takeover. `None`: no takeover has
-/// begun, or enough time has passed ([`GIVES_BACK`]) for kube-vip to release the address at its
-/// DHCP server.
+/// begun, or the Service is gone and kube-vip had enough time ([`GIVES_BACK`]) to release the
+/// address at its DHCP server.
 pub(super) fn waits(seen: &LeasingFacts<'_>) -> Option<NoLease> {
     let LeasingFacts { lb, network, service, now, .. } = *seen;
     let since = noted(lb)?.last_update_time.as_deref().and_then(rfc3339::parse);

@@ -27,9 +27,9 @@ pub struct DhcpNetworks {
     /// Key: `namespace/name`. Value: form of client identifiers on the network. The operator does
     /// not create the agents of these networks.
     pub listed: BTreeMap<String, ClientIdForm>,
-    /// Namespaces in which a NetworkAttachmentDefinition may declare its network. Elsewhere a
-    /// tenant may be able to write a NetworkAttachmentDefinition, and an agent has Linux
-    /// capabilities.
+    /// Namespaces in which a NetworkAttachmentDefinition may declare its network. In another
+    /// namespace, a tenant may be able to write a NetworkAttachmentDefinition. The tenant could
+    /// then start an agent, which has Linux capabilities.
     pub namespaces: BTreeSet<String>,
     /// Network on which the host leases for VM load balancers that name no network,
     /// `namespace/name`. Empty: there is no such network. This network must be a declared one, too.
@@ -84,11 +84,12 @@ pub enum WantedAgent {
     Others,
     /// The network must have an agent that the operator creates.
     Ours,
-    /// An annotation other than [`ANNOTATION_DHCP`] is not valid. The text says why. The operator
-    /// creates no new agent, and does not change the options of an existing agent.
+    /// An annotation other than [`ANNOTATION_DHCP`] is not valid. The text names the annotation and
+    /// its fault. The operator creates no new agent, and does not change the options of an existing
+    /// agent.
     Faulty(String),
-    /// The annotation [`ANNOTATION_DHCP`] requests an agent, but the operator does not create it.
-    /// The text says why.
+    /// The annotation [`ANNOTATION_DHCP`] has a value, but the operator creates no agent. The text
+    /// is the reason.
     Refused(String),
 }
 

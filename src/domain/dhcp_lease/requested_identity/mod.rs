@@ -66,7 +66,7 @@ enum AskedId {
 /// Fault of an annotation that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnotationFault {
-    /// Path of the annotation in the LoadBalancer.
+    /// Path of the annotation in the LoadBalancer: `metadata.annotations[key]`.
     pub field: String,
     /// Description of the fault, and of the values that are valid.
     pub message: String,
