@@ -28,7 +28,7 @@ pub(super) enum LinkJob {
 #[derive(Clone, Debug)]
 pub(super) enum JobOutcome {
     Made(Mac),
-    /// The link could not be made. The text says why.
+    /// The link with this hardware address could not be made. The text is the error.
     Failed(Mac, String),
     Removed(Mac),
 }

@@ -122,8 +122,8 @@ impl KernelLinks {
             || (unmarked && link.mac.is_some_and(|mac| link.name == name(mac)))
     }
 
-    /// Makes the link of a lease and sets it up. An existing link of this name stays if it is
-    /// configured correctly, and is replaced otherwise.
+    /// Makes the link of a lease and turns it on. If a link of this name exists, it stays if it is
+    /// configured correctly. An incorrect one is replaced, if an agent of this network made it.
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
         match self.add(parent, mac, &name, &alias).await {
@@ -141,7 +141,7 @@ impl KernelLinks {
         self.add(parent, mac, &name, &alias).await
     }
 
-    /// Adds a link. ARP and IPv6 addresses are turned off before the link is set up, so the link
+    /// Adds a link. ARP and IPv6 addresses are turned off before the link goes up, so the link
     /// sends no frame by itself. With ARP on, the link would also answer for the machine's own
     /// addresses.
     async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
@@ -211,8 +211,8 @@ impl KernelLinks {
         }
     }
 
-    /// Alias of a lease's link. The kernel accepts at most 255 octets, so a longer alias is cut.
-    /// The end of the lease's name is lost then, but no program reads it.
+    /// Alias of a lease's link. The kernel accepts at most 255 octets, so the alias is cut to 250.
+    /// The end of the lease's name may be lost, but no program reads this name.
     fn alias(&self, lease: &str) -> String {
         let mut alias = format!("{} {lease}", self.mark);
         alias.truncate(250);

@@ -79,14 +79,15 @@ pub(super) struct ManagedLease {
 pub(super) enum PendingWrite {
     /// Stores the state of the lease that the client reported.
     Record(LeaseRecord),
-    /// Reports that the link could not be made. The text says why.
+    /// Reports that the link could not be made. The text is the reason.
     LinkFailed(String),
     /// Removes the agent's finalizer.
     Finish,
 }
 
 impl ManagedLease {
-    /// Parses a record. `Err`: a field of the spec has an invalid value, which the text names.
+    /// Parses a record. `Err`: the hardware address or the client identifier in the spec is not
+    /// valid. The text is the parser's error.
     pub(super) fn read(record: DHCPLease) -> Result<Self, String> {
         let spec = &record.spec;
         let identity = ClientIdentity {

@@ -10,8 +10,8 @@
 //! * The agent sends frames only while it is the leader. Exception: while the API server is silent,
 //!   it also sends requests to extend held leases.
 //! * Frames leave on the agent's interface only.
-//! * An address is in the record before it may be used, and removed from the record before it is
-//!   released.
+//! * An address is in the record before it may be used. It is released only after the deletion of
+//!   the record was requested.
 
 mod clock;
 mod health;
@@ -88,8 +88,8 @@ pub struct ExpiryGauge {
 }
 
 impl ExpiryGauge {
-    /// Sets the metrics of the remaining time and of the leadership. `speaks`: whether this process
-    /// holds the network's Lease.
+    /// Sets two metrics: the time until the first lease expires, and the leadership. `speaks`:
+    /// whether this process holds the network's Lease.
     pub fn show(&self, dhcp: &DhcpMetrics, speaks: bool) {
         let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
         let left = end.saturating_sub(clock::now()).as_secs();
@@ -109,8 +109,8 @@ pub fn drop_privileges() -> anyhow::Result<()> {
     privileges::keep_two()
 }
 
-/// Checks that the interface exists and that a packet socket can be opened on it. Such a socket can
-/// also send.
+/// Checks that the interface exists, and that this process may open a packet socket on it. Such a
+/// socket can receive and send.
 pub fn check(interface: &str) -> anyhow::Result<()> {
     packet_socket::may_open(interface).with_context(|| format!("--interface {interface}"))
 }

@@ -137,7 +137,7 @@ impl AgentTerm<'_> {
     }
 
     /// Sends the frames of a lease's client, if this agent may send. While the API server does not
-    /// answer, no agent knows which one is the leader. Then this agent sends only requests that
+    /// answer, no agent knows which agent leads. Then this agent sends only requests that
     /// extend held leases. After this agent has seen another active agent, it sends no such
     /// requests either, because one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {

@@ -27,7 +27,8 @@ const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl AgentTerm<'_> {
-    /// Handles an event of the watch on DHCPLeases.
+    /// Starts, updates or ends a lease after an event of the watch on DHCPLeases. Before the first
+    /// list of DHCPLeases is complete, no lease is started.
     pub(super) fn seen(&mut self, seen: RecordEvent) {
         match seen {
             RecordEvent::Is(record) => self.apply_record(record),
@@ -163,7 +164,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Handles a lease at its deadline.
+    /// Does what is due for a lease at its deadline: the planned retry, then the steps of its DHCP
+    /// client.
     pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
@@ -194,7 +196,7 @@ impl AgentTerm<'_> {
     }
 
     /// Releases the address of a lease, if the lease has one. If this agent is not the leader, or
-    /// releases are too frequent, a timer for another attempt is set instead.
+    /// the rate limit of releases is reached, a timer for another attempt is set instead.
     pub(super) fn leave(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();

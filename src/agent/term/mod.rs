@@ -231,7 +231,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Handles a change of a network interface.
+    /// Updates the socket, the links and the clients after a change of a network interface.
     fn changed(&mut self, change: LinkChange) {
         let interface = &self.agent.settings.interface;
         match change {
@@ -285,8 +285,8 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Handles the removal of the agent's interface. Each client learns that its link has no
-    /// carrier.
+    /// Closes the socket, because the agent's interface was removed. Each client learns that its
+    /// link has no carrier.
     fn orphaned(&mut self) {
         let interface = &self.agent.settings.interface;
         tracing::warn!(interface, "the interface was removed, and with it the links of all leases");
@@ -333,7 +333,8 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Handles the outcome of a link's making or removal.
+    /// Continues with a lease after its link was made or removed: starts the client, plans another
+    /// attempt to make the link, or takes the next step to end the lease.
     fn linked(&mut self, done: JobOutcome) {
         let now = clock::now();
         match done {
