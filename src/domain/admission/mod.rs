@@ -35,7 +35,7 @@ pub struct AdmissionRequest<'a> {
     pub subresource: &'a str,
     /// Namespace of the object. Empty for IPPools.
     pub namespace: &'a str,
-    /// Name of the object. Empty if the API server will make one from `generateName` later.
+    /// Name of the object. Empty if the API server will make the name from `generateName` later.
     pub name: &'a str,
     /// Name of the requesting user.
     pub user: &'a str,
@@ -77,8 +77,7 @@ impl fmt::Display for Refusal {
 pub struct AdmissionAnswer {
     /// Refusals. Empty: the request is admitted.
     pub refusals: Vec<Refusal>,
-    /// Warnings for the requesting user. kubectl shows each warning on a line of at most 120
-    /// characters.
+    /// Warnings for the requesting user. Kubernetes recommends at most 120 characters for each.
     pub warnings: Vec<String>,
     /// Object to store instead of the sent object. Only mutation sets this field.
     pub object: Option<Value>,

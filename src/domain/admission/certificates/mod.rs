@@ -2,10 +2,10 @@
 //! them: when each is made, trusted, used and removed.
 //!
 //! Invariants:
-//! * A replica serves a certificate only if the webhook configurations make the API server trust
-//!   the certificate's authority. A replica that has no such certificate serves the stored
-//!   certificate.
-//! * The next authority signs only after it was trusted for a while.
+//! * A replica replaces the certificate that it serves only after the webhook configurations make
+//!   the API server trust the authority of the stored certificate. A replica without a valid and
+//!   trusted certificate serves the stored certificate at once.
+//! * The next authority signs only after every configuration has trusted it for a while.
 //! * An authority that signed stays trusted until it has expired.
 //!
 //! So the API server accepts every certificate that a replica may still serve, however late the
@@ -73,7 +73,7 @@ pub struct CertificateSecret {
     /// authority has signed before, and does not sign now.
     pub previous: Vec<Duration>,
     /// Whether the Secret has the authority of the certificate that this replica serves now. If
-    /// this replica serves no certificate, the value is `true`.
+    /// this replica serves no valid certificate, the value is `true`.
     pub knows_ours: bool,
 }
 
@@ -155,19 +155,21 @@ pub fn serving_end(now: Duration, ca: Duration) -> Duration {
     (now + SERVING_LIFE).min(ca)
 }
 
-/// Whether this replica starts to serve the stored certificate. `ours`: whether the certificate
-/// that this replica serves now is valid and trusted. `trusted_for`: how long every webhook
-/// configuration has trusted the authority of the stored certificate. `None`: at least one
-/// configuration does not trust that authority.
+/// Whether this replica must start to serve the stored certificate:
+/// * at once, if the certificate that it serves now is not valid or not trusted (`ours` is false);
+/// * otherwise, when every webhook configuration has trusted the authority of the stored
+///   certificate for [`SETTLING`]. `trusted_for`: time of this trust so far. `None`: at least one
+///   configuration does not trust that authority.
 pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Whether a replica that has just started may receive calls. `registered`: whether the webhook
-/// configurations are registered. If not, every replica is ready, because the API server sends no
-/// calls, and the configurations are written only for a ready replica. `trusted_for`: how long
-/// every configuration has trusted the authority of the replica's certificate. `None`: at least one
-/// configuration does not trust that authority.
+/// Whether a replica that has just started may report that it is ready for calls:
+/// * at once, if no webhook configuration calls the operator (`registered` is false). The API
+///   server then sends no calls, and the operator registers admission only when a replica is ready;
+/// * otherwise, when every configuration has trusted the authority of the replica's certificate for
+///   [`SETTLING`]. `trusted_for`: time of this trust so far. `None`: at least one configuration
+///   does not trust that authority.
 pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
@@ -194,8 +196,8 @@ fn due(end: Duration, life: Duration, early: Duration) -> Duration {
 }
 
 /// Time that API servers get to learn of the next authority. The time is a tenth of the period
-/// until the present authority or the serving certificate expires. Minimum: `SETTLING`. Maximum:
-/// `LONGEST_SETTLING`.
+/// until the present authority or the serving certificate expires, whichever expires first.
+/// Minimum: `SETTLING`. Maximum: `LONGEST_SETTLING`.
 fn patience(stored: &CertificateSecret, now: Duration) -> Duration {
     let serving = stored.serving.as_ref().filter(|s| s.fits).map_or(now, |s| s.not_after);
     let left = stored.ca.not_after.min(serving).saturating_sub(now);

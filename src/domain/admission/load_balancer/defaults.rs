@@ -67,8 +67,8 @@ pub(super) fn annotations(
     }
 }
 
-/// Copies the claim in the status of a restored object to an annotation. By this annotation, the
-/// object requests the same address again.
+/// Copies the claim in the status of a new object to an annotation, by which the object requests
+/// the same address again. A new object has such a status if it was restored from a backup.
 pub(super) fn former(object: &mut Value, request: &AdmissionRequest<'_>) {
     let published = read(request, object).as_ref().and_then(facts::published);
     let Some(claim) = published else { return };
@@ -90,8 +90,8 @@ fn if_silent(given: &mut Map<String, Value>, key: &str, value: Option<Value>) {
     }
 }
 
-/// Fills in the defaults of a VM load balancer's health check, if the check has a port. Warns if
-/// this changes the check, and the stored object, `old`, does not have the same health check.
+/// Fills in the defaults of a VM load balancer's health check, if the check has a port. Warns if a
+/// default was filled in, unless the stored object, `old`, already has the resulting health check.
 pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut AdmissionAnswer) {
     let vm =
         object.pointer("/spec/workloadType").is_none_or(|type_| is_blank(type_) || type_ == "vm");

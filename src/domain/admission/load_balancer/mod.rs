@@ -24,8 +24,8 @@ use crate::pools::selection::PoolSelector;
 use crate::reason::NoAddressReason;
 use api::{ANNOTATION_V1BETA1_FIELDS, LB_FINALIZER, LoadBalancer};
 
-/// Maximum length of a warning, in characters. The API server takes 4,096 characters of warnings in
-/// all, and cuts each warning of more than 256 characters.
+/// Maximum length of a warning, in characters. Kubernetes recommends this maximum. The API server
+/// may cut a warning of more than 256 characters.
 const LONGEST_WARNING: usize = 120;
 
 /// Facts to look up before a request can be answered.
@@ -33,8 +33,8 @@ const LONGEST_WARNING: usize = 120;
 pub struct FactRequests {
     /// The object as it would be stored.
     pub lb: LoadBalancer,
-    /// Pool whose facts to look up, because the object newly names it. `None`: no pool is looked
-    /// up.
+    /// Pool to look up: the pool that the object names, if the rules check this pool. `None`: no
+    /// pool is looked up.
     pub pool: Option<String>,
     /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
@@ -46,7 +46,7 @@ pub struct FactRequests {
 /// Facts about an IPPool that the rules of LoadBalancers use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CandidatePool {
-    /// LoadBalancers that the pool serves.
+    /// Selector of the LoadBalancers that the pool serves.
     pub selector: PoolSelector,
     /// Reason why the pool gives out no addresses. `None`: the pool gives out addresses.
     pub idle: Option<String>,
@@ -185,7 +185,8 @@ fn is_guest(object: &Value) -> bool {
     object.pointer("/spec/workloadType").is_some_and(|type_| type_ == "cluster")
 }
 
-/// Whether the value is null or empty. Go clients write such values for unset fields.
+/// Whether the value is null, empty, or a map of such values only. Go clients write such values for
+/// unset fields.
 fn is_blank(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -196,8 +197,8 @@ fn is_blank(value: &Value) -> bool {
     }
 }
 
-/// Text for a message that shows a value: on one line, not too long, and in quotes if the value is
-/// text.
+/// Text that shows a value in a message: on one line, at most 64 characters long, and in quotes if
+/// the value is text.
 fn shown(value: &Value) -> String {
     cut(&value.to_string(), 64)
 }

@@ -17,7 +17,8 @@ use api::{DHCP_ADDRESS, READY};
 const MOST_REPORTED: usize = 4;
 
 /// Restores fields of the status that the client did not send. A client whose types lack a field
-/// omits the field, and does not want to remove it.
+/// omits the field, and does not want to remove it. Also restores `address`, with a warning, if a
+/// guest must not publish the address that it has sent.
 pub(super) fn keep(
     new: &mut Value,
     old: &Value,
@@ -173,8 +174,8 @@ fn owned(object: &Value, guest: bool) -> Value {
     Value::Object(owned)
 }
 
-/// Adds to `found` the first paths at which `old` and `new` differ, each with both values. `path`:
-/// the path of `old` and `new` in the object.
+/// Adds to `found` the paths at which `old` and `new` differ, each with both values, until `found`
+/// has `MOST_REPORTED` entries. `path`: path of `old` and `new` in the object.
 fn compare<'a>(
     path: &str,
     old: &'a Value,

@@ -53,7 +53,7 @@ pub struct ClaimHolder {
     pub uid: String,
 }
 
-/// Request about a pool that needs facts from other objects for its answer.
+/// Request about a pool. Its answer needs facts from other objects.
 #[derive(Clone, Debug)]
 pub struct PoolQuestion {
     operation: Operation,
@@ -91,7 +91,8 @@ pub struct PoolRuleFacts {
     pub has_network: Option<bool>,
     /// Claims in [`PoolQuestion::at_stake`] whose LoadBalancer exists.
     pub holders: Vec<ClaimHolder>,
-    /// Whether the LoadBalancer of a manual release exists. `None`: not known.
+    /// Whether the LoadBalancer of a manual release exists. `None`: not known, or the request has
+    /// no manual release.
     pub exists: Option<bool>,
     /// Namespaces in the scope that do not exist.
     pub missing: Vec<String>,
@@ -101,8 +102,9 @@ pub struct PoolRuleFacts {
     pub leased: Vec<Leased>,
 }
 
-/// Answers a request if no facts from other objects are needed. A request is admitted if it leaves
-/// the ranges, the selector and the claims unchanged and has no new manual release.
+/// Answers a request at once, or returns the question if the answer needs facts from other objects.
+/// A request needs no such facts if it changes neither the ranges nor the selector, ends no claim,
+/// and has no new manual release.
 pub fn answer_or_ask(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
     let pass = || AnswerOrQuestion::Decided(AdmissionAnswer::default());
     if request.by_operator {
@@ -296,7 +298,7 @@ impl PoolQuestion {
 }
 
 /// Fault of the first range whose start lies after its end. Ranges that `old_spec`, the stored
-/// spec, contains do not count. `None`: no other range has this fault.
+/// spec, contains do not count. `None`: no new range has this fault.
 fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
@@ -319,9 +321,9 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     })
 }
 
-/// Refuses changes of the status by clients other than the operator. `None`: nothing is refused. If
-/// the status is a subresource, the API server puts the stored status into an update of the object
-/// itself, so such an update has no change of the status.
+/// Refuses a change of the status. Must not be called for a request of the operator. `None`: the
+/// request does not change the status. If the status is a subresource, an update of the object
+/// itself never changes the status, because the API server puts the stored status into the update.
 fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)

@@ -17,8 +17,8 @@ pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 /// The version of the CRD that needs conversion.
 const OLD_VERSION: &str = "v1alpha1";
-/// Label with the program that registered the webhooks of a configuration. Another program may have
-/// created the object.
+/// Label whose value is the program that registered the webhooks of a configuration. Another
+/// program may have created the configuration.
 pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
 /// Field with the owners of an object.
 const OWNERS: &str = "ownerReferences";
@@ -100,8 +100,8 @@ pub struct OwnerRole {
 }
 
 impl Registration {
-    /// Desired content of an object. `stored`: the object as it is stored now. `None`: the object
-    /// must not be changed.
+    /// Returns the desired content of an object. Returns `None` for a CRD that must not be changed,
+    /// because it needs no conversion. `stored`: the object as it is stored now.
     pub fn wanted(&self, part: WebhookObject, stored: Option<&Value>) -> Option<Value> {
         match part {
             WebhookObject::Validating => Some(self.configuration(&self.validating())),
@@ -139,8 +139,8 @@ impl Registration {
         webhook
     }
 
-    /// The mutating webhook. While no replica answers, the API server admits writes without
-    /// changes. Unset fields have their defaults, and the validating webhook refuses a request that
+    /// The mutating webhook. While no replica answers, the API server skips mutation. This does no
+    /// harm: unset fields have their defaults, and the validating webhook refuses a request that
     /// wipes the status.
     fn mutating(&self) -> Value {
         let operations = ["CREATE", "UPDATE"];
@@ -154,9 +154,9 @@ impl Registration {
     }
 
     fn webhook(&self, role: &str, path: &str, failure: &str) -> Value {
-        // The operator's own writes are not sent to the webhook. Otherwise the operator could not
-        // repair anything while no replica answers. Requests that only complete a deletion are not
-        // sent either.
+        // The operator's own writes are not sent to the webhook, so that the operator can repair
+        // objects while no replica answers. Requests that only complete a deletion are not sent
+        // either.
         let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
         json!({
             "name": format!("{role}.{}.{CONFIGURATION}", self.namespace),
@@ -180,7 +180,7 @@ impl Registration {
 
     fn conversion(&self) -> Value {
         let mut client = self.client(self.paths[2]);
-        // A merge patch removes a field only if the patch names it.
+        // A merge patch removes a field only if the patch sets the field to null.
         let other = if client.get("url").is_some() { "service" } else { "url" };
         client[other] = Value::Null;
         json!({"spec": {"conversion": {
@@ -268,13 +268,13 @@ pub fn emptied(stored: &Value) -> Value {
     })
 }
 
-/// Whether a configuration belongs to this operator.
+/// Whether this operator (any replica) has registered the webhooks of a configuration.
 pub fn is_ours(stored: &Value) -> bool {
     stored["metadata"]["labels"][REGISTERED_BY] == MANAGER
 }
 
-/// Bundles of certificate authorities of an object, in base64. Each webhook without a bundle gives
-/// an empty text.
+/// Bundles of certificate authorities in an object, in base64. For a webhook configuration, the
+/// list has one bundle for each webhook, which is empty text if the webhook has none.
 pub fn bundles(part: WebhookObject, stored: &Value) -> Vec<&str> {
     match part {
         WebhookObject::Conversion => {

@@ -59,7 +59,7 @@ pub fn network(object: &Value) -> &str {
 }
 
 /// Restores an omitted status. If IPPool is served without a status subresource, a PUT without the
-/// status would otherwise delete the ledger.
+/// status would delete the ledger without this restoration.
 fn restore_status(new: &mut Value, old: &Value) {
     let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
     if (new["status"].is_null() || new["status"].is_object())
@@ -72,8 +72,8 @@ fn restore_status(new: &mut Value, old: &Value) {
 }
 
 /// Sets the two labels that Harvester's webhook derives from the spec: `global-ip-pool` from the
-/// scope, `vid` from the network. `vlan`: VLAN ID of the pool's network; `None`: not known. If it
-/// is not known, `vid` is set only for the nodes' own network.
+/// scope, `vid` from the network. `vlan`: VLAN ID of the pool's network; `None`: not known. If the
+/// VLAN ID is not known, `vid` is set only for a pool on the nodes' own network, to 0.
 fn label(new: &mut Value, vlan: Option<u16>) {
     let global = if serves_all(new) { "true" } else { "false" };
     let vid = match vlan {
@@ -265,8 +265,8 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut AdmissionAnswe
     }
 }
 
-/// Warns of unknown fields that are still in the object. The API server drops these fields later,
-/// without a warning.
+/// Warns of fields that are not in `known`. An API server that has not dropped such a field before
+/// mutation drops it after mutation, without a warning. `path`: path of `fields` in the object.
 fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut AdmissionAnswer) {
     for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
         let at = format!("{path}.{}", clip(field));

@@ -9,12 +9,13 @@ use super::{PoolQuestion, PoolRuleFacts};
 use crate::pools::ranges::{PoolRanges, to_u128};
 use api::Range;
 
-/// Longest warning, in characters. kubectl shows a warning of this length in full.
+/// Longest warning, in characters. Kubernetes recommends this maximum.
 const LONGEST: usize = 120;
 /// Maximum number of warnings about addresses that the cluster uses.
 const FEW: usize = 3;
 
-/// Adds warnings to an answer. Called only for an answer without refusals.
+/// Adds warnings about the pool's ranges and selector to an answer. Must be called only for an
+/// answer without refusals.
 pub(super) fn warn(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let mut warnings = Vec::new();
     if question.ranges_changed {
@@ -154,7 +155,7 @@ fn of_selector(question: &PoolQuestion, known: &PoolRuleFacts, warnings: &mut Ve
     }
 }
 
-/// Whether a field of a scope admits any value: `*`, or blank.
+/// Whether a field of a scope names no particular value: the field is `*`, or blank.
 fn is_any(field: Option<&str>) -> bool {
     matches!(field, None | Some("" | "*"))
 }
