@@ -1,15 +1,15 @@
 //! Replacement of Harvester's form of a CRD by the operator's form, and the way back. The form of a
 //! CRD is its `spec.versions`.
 //!
-//! Invariant: a patch that replaces a form records the replaced form on the same CRD. A form of the
-//! operator itself need not be recorded.
+//! Invariant: a patch that replaces a form of Harvester records this form on the same CRD. A
+//! replaced form of the operator is not recorded.
 
 use serde_json::{Value, json};
 
 use api::MANAGED_BY;
 
-/// Annotation of a CRD, as JSON: its `spec.versions`, and Helm's label and annotations, from before
-/// the operator put its own form there.
+/// Annotation of a CRD, as JSON: the CRD's `spec.versions`, and Helm's label and annotations, as
+/// they were before the operator put its own form into the CRD.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
 /// Annotation of IPPool's CRD, written when a replica of the operator removes the status
 /// subresource because another controller leads.

@@ -6,7 +6,8 @@
 //!   promise a step that the execution does not do.
 //! * Each step follows from the current state in the API server. So a command that was stopped at
 //!   any step continues from there when it is run again.
-//! * A step that changes an object records the former state on the same object, in the same write.
+//! * A step that replaces settings of Harvester (a number of replicas, values of the ManagedChart,
+//!   or the form of a CRD) records the former settings on the same object, in the same write.
 
 pub mod crds;
 pub mod forecast;

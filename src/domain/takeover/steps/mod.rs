@@ -5,8 +5,8 @@
 //! * The CRDs are protected from Helm before any step by which Helm could delete them.
 //! * Before the Go controller is stopped, Fleet is kept from starting it again.
 //! * Before the Go webhook ends, the operator has registered its own admission webhook.
-//! * The operator's form of the CRDs is put in place after the Go controller has ended, because the
-//!   form would drop the status that the Go controller writes.
+//! * The operator's form of the CRDs is put in place after the Go controller has ended, because
+//!   with this form the API server would drop the status that the Go controller writes.
 //! * Finalizers are removed last, because the Go controller adds them again for as long as it runs.
 //!
 //! Going back:
@@ -65,8 +65,8 @@ pub struct Deployment {
     pub name: String,
     /// `spec.replicas`.
     pub wanted: i32,
-    /// Number of pods that exist. `status.replicas` does not count pods that are being deleted, but
-    /// such a pod may still lead, or change the webhook configurations.
+    /// Number of pods that exist, including pods that are being deleted, which may still lead, or
+    /// change the webhook configurations. `status.replicas` does not count these pods.
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
@@ -97,7 +97,7 @@ impl ManagedChart {
     }
 
     /// Merge patch that puts back the recorded values of the sub-chart. A value that the record
-    /// lacks is null in the patch. A null removes the present value.
+    /// lacks is null in the patch, which removes the present value. Null: there is no record.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -124,7 +124,7 @@ pub struct Crd {
     /// Whether the annotation `helm.sh/resource-policy` makes Helm keep the CRD after the chart no
     /// longer contains the CRD.
     pub is_kept: bool,
-    /// Whether the CRD's `spec.versions` are those of this operator's release.
+    /// Whether the CRD's `spec.versions` are those of this version of the operator.
     pub is_current: bool,
     /// Form of the CRD with which the Go controller can work, if there is one.
     pub way_back: WayBack,
@@ -142,7 +142,7 @@ pub enum WayBack {
     Closed,
 }
 
-/// Holder of the Lease.
+/// Holder of the Lease. The field is the holder's name in the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Leader {
     /// No process.
@@ -215,8 +215,8 @@ pub enum TakeoverStep {
     OpenAdmission,
     /// Set the values of the ManagedChart back to the recorded values.
     RestoreChart,
-    /// Start the program. Field 1: new number of its replicas, which is the recorded number.
-    /// Without a record, one replica is started.
+    /// Start the program with this number of replicas: the recorded number, or one replica if no
+    /// number is recorded.
     Start(TakeoverProgram, i32),
     /// Wait until a replica of the program is ready.
     AwaitReady(TakeoverProgram),
@@ -328,8 +328,8 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
-    // `OpenAdmission` comes before the wait for the end of the operator's pods. Otherwise each
-    // write of a guest would fail as soon as no replica answers.
+    // `OpenAdmission` comes before the wait for the end of the operator's pods, so that writes of
+    // guests do not fail when no replica answers any more.
     if state.admission == WebhookContent::Operator {
         return Ok(Some(TakeoverStep::OpenAdmission));
     }
