@@ -1,8 +1,8 @@
 //! Endpoints of a process: `/metrics`, `/healthz`, `/readyz`, in plain HTTP.
 //!
-//! `/healthz` fails when a restart would help. `/readyz` fails while this replica could not take
-//! over. The port is open to all, so metrics are gathered at most a few times a second. If
-//! requests are more frequent, they get the last result again.
+//! `/healthz` fails when a restart would help. `/readyz` fails while this process could not take
+//! over from a leader that stops. The port is open to all, so metrics are gathered at most a few
+//! times a second. If requests are more frequent, they get the last result again.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

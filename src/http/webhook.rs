@@ -67,7 +67,7 @@ pub struct Webhooks {
     pub admission: RuleSources,
     /// Username of this operator; empty until it is known.
     pub me: tokio::sync::watch::Receiver<String>,
-    /// Whether reviews are accepted only from callers with a certificate.
+    /// Whether reviews are accepted only from callers with a verified client certificate.
     pub known_only: bool,
     /// The process's metrics.
     pub metrics: Metrics,
@@ -215,7 +215,7 @@ async fn beside(
     });
     match done.await {
         Ok(done) => done,
-        // A panic of the other thread is raised again on this thread. There, `within` catches the
+        // A panic of the work's thread is raised again on this thread, so that `within` catches the
         // panic, as it does for a small request.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
@@ -236,7 +236,8 @@ impl AsRef<[u8]> for LeavingAnswer {
     }
 }
 
-/// Answers with the result of the work, or with an error after a panic or the deadline.
+/// Answers with the result of `work`. Answers with an HTTP error if the work refuses the request,
+/// panics, or does not end within `deadline`.
 async fn within(
     metrics: &Metrics,
     call: &'static str,

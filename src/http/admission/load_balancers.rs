@@ -2,7 +2,7 @@
 //!
 //! Facts come from the watches' views. Only a named pool that is not in the view yet is read from
 //! the API server. All LoadBalancers are scanned only in two cases: a guest reports a leased
-//! address, or an object newly names a pool.
+//! address, or a new or changed object names a pool.
 
 use std::net::IpAddr;
 use std::sync::Arc;

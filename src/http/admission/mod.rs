@@ -1,8 +1,11 @@
 //! Admission: gathers the facts that a rule needs, and applies the rules.
 //! [`crate::domain::admission`] decides what may be stored.
 //!
-//! Invariants: this module never writes. A request for which a fact is not available in time still
-//! passes, provided that the reconciler later makes the same decision without admission.
+//! Invariants:
+//! * this module never writes;
+//! * no request about an IPPool is refused because a fact is not available in time, because the
+//!   ledger task later applies the same rules;
+//! * validation of a LoadBalancer fails if the pool that the object names cannot be read.
 
 mod load_balancers;
 mod pools;

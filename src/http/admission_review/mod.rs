@@ -17,8 +17,8 @@ use crate::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation, Ref
 use crate::domain::limits::json_size::{maps, most_values};
 use crate::k8s::CallError;
 
-/// Longest warning, in characters. The API server accepts 4,096 characters of warnings in one
-/// answer, and cuts each warning that has more than 256 characters.
+/// Longest warning, in characters. Kubernetes recommends this maximum. The API server may cut a
+/// warning of more than 256 characters.
 const LONGEST_WARNING: usize = 120;
 const MOST_WARNINGS: usize = 16;
 /// Maximum number of refusals in one answer.

@@ -34,8 +34,8 @@ const MOST_VALUES_OF_OBJECT: usize = 60_000;
 /// Maximum number of maps in one object. No valid object reaches the limit: the largest object that
 /// the schema allows has fewer than 2,000 maps.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
-/// Maximum number of values in one review. About 15,000 objects with twenty listeners each have
-/// this number of values. Their conversion takes less than a second.
+/// Maximum number of values in one review. About 15,000 objects, each with twenty listeners, have
+/// this number of values in all. Their conversion takes less than a second.
 const MOST_VALUES: usize = 1_500_000;
 /// Maximum size of an answer, in bytes. The answer and the request are in memory at the same time.
 const LARGEST_ANSWER: usize = 32 << 20;
@@ -69,7 +69,7 @@ struct ConversionResult<'a> {
     message: Option<&'a str>,
 }
 
-/// Answers a ConversionReview. `Err`: the body is not a ConversionReview.
+/// Answers a ConversionReview. `Err`: reason why the body is not a valid ConversionReview.
 pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     let question: ConversionReview<'_> = serde_json::from_slice(body)
         .map_err(|error| format!("the body is not a {KIND}: {error}"))?;
@@ -302,7 +302,7 @@ impl AnswerText {
     /// Size of the memory that is reserved for the end of the answer, after the last object, in
     /// bytes.
     const END: usize = 4096;
-    /// Largest request whose answer may grow step by step, in bytes.
+    /// Largest request, in bytes, for whose answer the memory may grow step by step.
     const SMALL: usize = 1 << 20;
 
     /// Starts an answer to a request of `request` bytes. For a large request, all memory is

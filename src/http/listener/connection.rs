@@ -48,7 +48,8 @@ const HEAD: Duration = Duration::from_secs(8);
 /// Time limit for an idle connection: none. The caller closes the connection (Go's client after 90
 /// s, `IdleConnTimeout`), or this process closes it to make room for another connection.
 const FOREVER: Duration = Duration::from_hours(24 * 365);
-/// Time limit from a request's head to its answer. The handlers have shorter deadlines.
+/// Time limit for a request's body, from the end of the head. The same limit applies to the answer,
+/// from the end of the body. The handlers have shorter deadlines.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);

@@ -6,8 +6,8 @@
 //! connection loses no request: see [`connection`].
 //!
 //! `axum::serve` has neither TLS nor settings. `axum-server` has both, but no limit on connections,
-//! and so no choice of the connection that makes room. Both close idle connections when they end,
-//! and so lose the requests that are on their way.
+//! and so cannot choose the connection to close when there is no room. Both close idle connections
+//! when they end, and so lose the requests that are on their way.
 
 mod connection;
 mod request_progress;
@@ -172,7 +172,8 @@ impl ListenerState {
         tasks.spawn(self.clone().connection(stream, seat, gone));
     }
 
-    /// Waits until there is room for one more connection.
+    /// Waits until there is room for one more connection. If there is none, ends the connection
+    /// that [`ConnectionTable::make_room`] chooses. Waits while no connection may be ended.
     async fn make_room(&self) {
         loop {
             let moved = self.moved.notified();

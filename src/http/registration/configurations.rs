@@ -26,8 +26,8 @@ use crate::k8s::CallError;
 /// First pause and longest pause between two repairs of a configuration that another client keeps
 /// changing.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Longest time between two consecutive repairs of a configuration. After a longer time without a
-/// repair, the count of repairs starts again at one.
+/// Longest time between two repairs of a configuration that count as consecutive. After a longer
+/// time without a repair, the count of repairs starts again at one.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);

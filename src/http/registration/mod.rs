@@ -1,12 +1,13 @@
-//! Operates admission's registration: the Secret with its certificates, the current certificate,
-//! and the configurations by which the API server calls this operator. Decisions are in
-//! [`crate::domain::admission::certificates`] and
+//! Keeps admission's registration current: the Secret with its certificates, the certificate that
+//! this replica serves, and the configurations by which the API server calls this operator.
+//! Decisions are in [`crate::domain::admission::certificates`] and
 //! [`crate::domain::admission::webhook_configuration`].
 //!
-//! Invariants: every replica operates the registration, and a write is refused if another replica
-//! was faster. A configuration is written only after a new read of the Secret, so that no replica
-//! replaces a newer bundle with an older one. The served certificate stays in memory, whatever
-//! happens to the Secret.
+//! Invariants:
+//! * every replica does this work. A write is refused if another replica wrote the object first;
+//! * a configuration is written only after a new read of the Secret, so that no replica replaces a
+//!   newer bundle with an older one;
+//! * the served certificate stays in memory, whatever happens to the Secret.
 
 mod configurations;
 
@@ -61,8 +62,8 @@ pub struct Registrar {
     pub me: watch::Receiver<String>,
     /// Set to true when admission can answer requests.
     pub ready: watch::Sender<bool>,
-    /// Lead time: this replica replaces a certificate by this time before the replacement is due.
-    /// The time is random, so that the replicas do not replace the certificate at once.
+    /// Head start: this replica replaces a certificate this long before the replacement is due. The
+    /// head start is random, so that not all replicas replace the certificate at once.
     pub early: Duration,
     /// The process's metrics.
     pub metrics: Metrics,
@@ -113,7 +114,7 @@ impl From<CertificateError> for RoundStop {
 }
 
 impl Registrar {
-    /// Operates the registration. Does not return.
+    /// Keeps the registration current. Does not return.
     pub async fn run(mut self) {
         let mut observations = self.installation.watch();
         let mut state = RegistrarState::default();
