@@ -72,7 +72,8 @@ pub(super) struct AdmissionArgs {
     pub(super) admission_owner: Option<String>,
     /// File in PEM with certificate authorities. With this option, admission accepts requests for
     /// validation and mutation only from a caller whose client certificate one of these authorities
-    /// has signed. By default, an API server has no such certificate: configure one there first.
+    /// has signed. By default, an API server shows no client certificate: configure one in the API
+    /// server first.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]
     admission_client_ca: Option<PathBuf>,
 }

@@ -34,8 +34,8 @@ pub(super) struct NetworkArgs {
     /// Networks on which the host leases addresses, separated by commas: namespace/name of each
     /// NetworkAttachmentDefinition. The operator deploys no agents for these networks: the chart
     /// does, or you do. By default, the DHCP clients on a network send a DUID as their client
-    /// identifier. If its name ends in =mac, they send their hardware address instead, and with
-    /// =none they send none.
+    /// identifier. If the entry of the network ends in =mac, they send their hardware address
+    /// instead. If the entry ends in =none, they send no client identifier.
     #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = listed)]
     networks: Vec<(String, ClientIdForm)>,
     /// Namespaces, separated by commas. In these namespaces, the annotation

@@ -71,7 +71,7 @@ pub struct LeaseAgent {
     /// Namespace of the operator: it holds the network's Lease.
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
     namespace: String,
-    /// Address on which metrics and probes listen.
+    /// Address on which /metrics, /healthz and /readyz listen.
     #[arg(long, env = "HGO_HTTP_ADDR", default_value = "0.0.0.0:8081")]
     http_addr: SocketAddr,
     /// Name of this process in the Lease. Default: host name and process id.

@@ -1,5 +1,4 @@
-//! File that `--out` names. At any time only the file's owner can read it, and it is never
-//! incomplete.
+//! File that `--out` names. At any time the file is complete, and only its owner can read it.
 
 use std::fs;
 use std::io::Write as _;
@@ -8,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// Checks that a file can be created at this path.
+/// Checks that the path names a file, new or existing, in an existing folder.
 pub(super) fn check(path: &Path) -> anyhow::Result<()> {
     ensure!(path.file_name().is_some() && !path.is_dir(), "must be the name of a file");
     let folder = folder(path);

@@ -104,7 +104,7 @@ pub(super) struct CloudConfigArgs {
     skip_check: bool,
 }
 
-/// Executes the request.
+/// Executes the request that the options express.
 pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
     let request = request::read(&args)?;
     let metrics = Metrics::new()?;
@@ -350,7 +350,8 @@ impl CredentialCommands {
 
     /// Creates or corrects the guest's placeholder. The placeholder takes the name of the guest's
     /// first token Secret after that Secret was removed. `kept`: name of the Secret with the valid
-    /// token. `None`: the newest valid token. `make`: whether a missing placeholder is created.
+    /// token. `None`: the Secret with the newest valid token. `make`: whether a missing placeholder
+    /// is created.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,

@@ -1,5 +1,5 @@
-//! The `preview` command: prints what the operator would do in this cluster while another
-//! controller runs there. It reads the cluster once, through a connection that cannot write.
+//! The `preview` command: prints what the operator would do in this cluster. Another controller may
+//! lead meanwhile. The command reads the cluster once, through a connection that cannot write.
 
 mod credentials;
 mod leases;

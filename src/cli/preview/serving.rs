@@ -1,4 +1,4 @@
-//! Plans Service and EndpointSlices of a vm load balancer, as a leader does.
+//! Plans the Service and the EndpointSlices of a VM load balancer, as a leader does.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub(super) struct ServingPreview {
 struct PreviewTarget<'a> {
     views: &'a Views,
     lb: LbIdentity<'a>,
-    /// `namespace/name`.
+    /// `namespace/name` of the LoadBalancer.
     key: &'a str,
     /// Stored Service with the LoadBalancer's name.
     stored: Option<StoredService>,
