@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! * this module never writes;
-//! * no request about an IPPool is refused because a fact is not available in time, because the
+//! * a fact that is not available in time is no reason to refuse a request about an IPPool: the
 //!   ledger task later applies the same rules;
 //! * validation of a LoadBalancer fails if the pool that the object names cannot be read.
 
