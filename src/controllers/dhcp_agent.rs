@@ -1,9 +1,9 @@
 //! Makes DHCP agents for the networks whose annotation requests an agent. Each such network gets a
-//! Deployment in the operator's namespace, and an annotation that names the agent.
+//! Deployment in the operator's namespace, and an annotation with the state of the agent.
 //! [`crate::domain::dhcp_lease`] decides the content of both.
 //!
-//! All networks are checked each second, in memory, like the agents' Leases. A write happens only
-//! if something differs.
+//! All networks are checked each second, in memory. A Deployment or an annotation is written only
+//! if it differs from the desired one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -65,7 +65,7 @@ struct DeploymentReconciler<'a> {
     seen: Mutex<ObservedDeployments>,
 }
 
-/// Deployments whose name is the name of an agent, by that name. The watch and the operator's own
+/// Deployments whose names begin with [`AGENT_PREFIX`], by name. The watch and the operator's own
 /// writes supply them.
 #[derive(Default)]
 struct ObservedDeployments {
@@ -191,8 +191,9 @@ impl DeploymentReconciler<'_> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }
 
-    /// All networks that have or request an agent. If another party owns the Deployment with the
-    /// agent's name, the network's agent is [`WantedAgent::Refused`].
+    /// All networks that have or request an agent, or have an annotation with the state of an
+    /// agent. If another party owns the Deployment with the agent's name, the network's agent is
+    /// [`WantedAgent::Refused`].
     fn networks(&self) -> Vec<AgentNetwork> {
         let mut networks = self.ctx.views.agent_networks();
         let seen = self.seen();
@@ -312,7 +313,7 @@ impl DeploymentReconciler<'_> {
     }
 }
 
-/// Name and content of a Deployment. `None`: the Deployment does not have the name of an agent.
+/// Name and content of a Deployment. `None`: the name does not begin with [`AGENT_PREFIX`].
 fn read(deployment: &Deployment) -> Option<(String, StoredDeployment)> {
     let name = deployment.name_any();
     let object = serde_json::to_value(deployment).ok()?;

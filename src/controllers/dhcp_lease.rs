@@ -1,10 +1,9 @@
-//! Handles DHCPLeases whose LoadBalancer is gone, and reports the state of the networks' DHCP
-//! agents.
+//! Deletes DHCPLeases that no LoadBalancer uses, and reports the state of the DHCP agents.
 //!
-//! Only this module deletes DHCPLeases. A record first gets its release time, and later it is
-//! deleted. Before each of these steps, the API server itself must answer that no LoadBalancer
-//! needs the record. The view is not enough, because it may not yet contain a LoadBalancer that was
-//! created again.
+//! Only this module deletes DHCPLeases. If the LoadBalancer is gone, its record first gets a
+//! release time, and is deleted after that time. If the LoadBalancer exists but no longer uses the
+//! record, the record is deleted at once. Before each of these steps, the LoadBalancer is read from
+//! the API server, because a view may not yet contain a LoadBalancer that was created again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

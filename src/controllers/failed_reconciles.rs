@@ -28,15 +28,15 @@ pub(super) struct FailedReconciles<N> {
 }
 
 impl<N: Eq + Hash> FailedReconciles<N> {
-    /// Starts with no failure. `controller` is a label of the metric. `first` is the delay before
-    /// an object is reconciled again after its first failure.
+    /// Starts with no failure. `controller`: value of the metric's label `controller`. `first`:
+    /// delay before an object is reconciled again after its first failure.
     pub(super) fn new(controller: &'static str, first: Duration, metrics: &Metrics) -> Self {
         Self { controller, first, metrics: metrics.clone(), failures: Mutex::default() }
     }
 
     /// Counts a failed reconcile of the object `name`, in memory and in the metric. `error_kind`:
-    /// value of the metric's label. Returns the number of consecutive failures before this one, and
-    /// the delay before the next reconcile.
+    /// value of the metric's label `error`. Returns the number of consecutive failures before this
+    /// one, and the delay before the next reconcile.
     pub(super) fn count_name(&self, name: N, error_kind: &str) -> (u32, Duration) {
         self.metrics.reconcile_errors.with_label_values(&[self.controller, error_kind]).inc();
         self.delay(name)

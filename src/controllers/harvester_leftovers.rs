@@ -1,8 +1,9 @@
 //! Watches objects that Harvester's chart and its Go controller leave behind or put back:
 //!
 //! * VMs with finalizers of the Go controller are counted.
-//! * A CRD that the chart contains too is reported if its form is not the operator's. If the
-//!   invariants allow it, the operator's form is put back.
+//! * The CRDs that Harvester's chart contains too are checked. A form that has replaced the
+//!   operator's form is reported. With the option `--repair-crds`, the operator's form is put back.
+//!   A status subresource that a replica of the operator removed is put back in any case.
 //!
 //! Invariants:
 //!
@@ -169,7 +170,8 @@ fn report_form(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     }
 }
 
-/// Whether the operator puts its own form back in place of `form`.
+/// Whether the operator repairs a CRD of this form: a removed status subresource in any case, a
+/// replaced form only with the option `--repair-crds`.
 fn repairs(ctx: &Context, form: CrdForm) -> bool {
     match form {
         CrdForm::Expected => false,

@@ -24,20 +24,21 @@ use crate::domain::pools::kube_vip_import::{
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 
-/// Longest time that the ledgers wait for the import. If a pool is created in this time, the former
-/// owners of its addresses are recorded before the first allocation.
+/// Longest time for which a new term waits for the import before the ledgers are read. If a pool is
+/// created in this time, the former owners of its addresses are recorded before the first
+/// allocation.
 const FIRST_RUN: Duration = Duration::from_secs(10);
 /// Pause after the first failed import (field 0), and longest pause (field 1). The pause doubles
 /// after each further failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
-/// Runs the import for the first time in a term. Returns whether the import is finished.
+/// Runs the import for the first time in a term. Returns `false` if the import must be repeated.
 pub(super) async fn first(ctx: &Context) -> bool {
     tokio::time::timeout(FIRST_RUN, run(ctx)).await.unwrap_or(false)
 }
 
-/// Repeats the import until it is finished, and never returns. `done`: whether [`first`] has
-/// finished the import, so that nothing is repeated.
+/// Repeats the import until it is done, or until the API server refuses it. Then waits to be
+/// dropped. `done`: the result of [`first`]. If true, the import is not repeated.
 pub(super) async fn rest(ctx: Context, mut done: bool) {
     let mut failures = 0;
     while !done {

@@ -1,9 +1,9 @@
-//! Tasks of a leader, and its questions to the other replicas. The decisions are in
-//! [`crate::domain`].
+//! Tasks of the leader, and one task of every replica: [`second_opinion::answer`]. The decisions
+//! are in [`crate::domain`].
 //!
-//! Invariant: everything here except [`second_opinion::answer`] belongs to one term of leadership.
-//! A term starts from a consistent list. When the term ends, its tasks are dropped at once, without
-//! finishing their work.
+//! Invariant: each task of the leader belongs to one term of leadership. A term starts from a
+//! consistent list. When the term ends, its tasks are dropped at once, without finishing their
+//! work.
 
 pub mod dhcp_agent;
 mod dhcp_lease;

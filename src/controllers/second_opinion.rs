@@ -29,8 +29,8 @@ use crate::k8s::leadership::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
-/// Interval between two questions of the leader, while the leader doubts failures. Each question
-/// names VMs that were picked at random, and a VM's state may change.
+/// Interval between two questions of the leader, while the leader doubts failures. The leader asks
+/// again, because a question names only some VMs, picked at random, and their state may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Reason of the Event at the end of a doubt: the VMs answer again, or are gone.
@@ -94,7 +94,8 @@ impl OpinionTerm {
         self.ctx.events.warning(self.ctx.replica.lease_object(), reason, note);
     }
 
-    /// Handles one period of doubt: from the first doubted failure until no failure is doubted.
+    /// Asks questions from the first doubted failure until no failure is doubted. Reports the
+    /// beginning and the end of this period.
     async fn doubt(&mut self) {
         let note = format!("{DOUBTED}: VMs that fail their health check stay endpoints: {ASKED}");
         self.warn(reason::PROBER_DOUBTED, note);
@@ -119,9 +120,9 @@ impl OpinionTerm {
         OpinionQuestion { by: self.ctx.replica.place.clone(), at, targets }
     }
 
-    /// Asks one question, and handles its answers until [`AGAIN`] has passed. `None`: no failure is
-    /// doubted any more, because the VMs answer or another replica has confirmed the failures.
-    /// `known`: the last opinion that was reported.
+    /// Asks one question, and reports the opinions that the answers give, until [`AGAIN`] has
+    /// passed. `None`: no failure is doubted any more, because the VMs answer or are gone, or
+    /// because another replica has confirmed the failures. `known`: the last reported opinion.
     async fn consult(&mut self, known: &mut Opinion) -> Option<()> {
         let question = self.question();
         let leadership = self.ctx.replica.leadership.clone();

@@ -1,5 +1,5 @@
-//! Writes each stored ledger that differs from the allocator, by compare-and-swap. The allocator
-//! contains the ledgers in memory.
+//! Writes each stored ledger that differs from the allocator's ledger in memory. Each write is a
+//! compare-and-swap.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,14 +21,15 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{ApiWriter, differs};
 
-/// Base of the delay before a batch with a failed write is tried again. Each failed write of the
-/// same pool doubles the delay, up to [`BATCH_RETRY`]. For a pool whose writes have failed
-/// [`PATIENCE`] times, the base is ten times as long.
+/// Base of the delay before a batch is decided again, because a pool was not written: the write
+/// failed or met a conflict. Each such write of the same pool doubles the delay, up to
+/// [`BATCH_RETRY`]. For a pool whose writes have failed [`PATIENCE`] times, the base is ten times
+/// as long, and the limit is [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// Longest delay before a pool whose writes have failed [`PATIENCE`] times or more is written
 /// again.
 const LAST_RETRY: Duration = Duration::from_secs(5);
-/// Longest delay before a batch with a failed write is tried again.
+/// Longest delay before a batch in which a pool was not written is decided again.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
 /// Number of consecutive failed writes of a pool after which a batch no longer waits for that pool.
 /// A conflict does not count as a failed write, because it means that another client's write was
@@ -68,7 +69,8 @@ struct CommitJob {
 
 impl LedgerTask {
     /// Writes concurrently all pools that the allocator has marked as touched. A pool whose next
-    /// try is not due yet is not written. The result names such a pool in `failed`.
+    /// try is not due yet is not written. `failed` in the result names these pools, and the pools
+    /// whose writes have failed [`PATIENCE`] times or more.
     pub(super) async fn commit(&mut self) -> anyhow::Result<CommitOutcome> {
         self.forget_outlived_refusals();
         let now = rfc3339::to_second(Utc::now());
@@ -130,7 +132,8 @@ impl LedgerTask {
         Ok(CommitOutcome::Replay)
     }
 
-    /// Counts a failed write of a pool. Returns whether the pool is tried again in the same batch.
+    /// Counts a failed write of a pool, or a conflict. Returns whether the write of the pool is
+    /// tried again in the same batch.
     fn count_failed_write(&mut self, name: &str, error: &CallError) -> bool {
         let trouble = self.trouble.entry(name.to_owned()).or_default();
         if matches!(error, CallError::Conflict(_) | CallError::NotFound(_)) {

@@ -56,9 +56,10 @@ impl LedgerTask {
     /// allocates for LoadBalancers without an address, oldest first.
     pub async fn load(&mut self) -> anyhow::Result<()> {
         self.started = Instant::now();
-        // Networks and reserving objects come first: any two pools may share a segment while the
-        // segments of their networks are unknown. Pools are listed before LoadBalancers. So the
-        // list of LoadBalancers contains the owner of each claim, if that owner exists.
+        // Networks come first: any two pools may share a segment while the segments of their
+        // networks are unknown. Objects that reserve addresses come next. Pools are listed before
+        // LoadBalancers. So the list of LoadBalancers contains the owner of each claim, if that
+        // owner exists.
         let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;

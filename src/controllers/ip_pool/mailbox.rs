@@ -25,8 +25,8 @@ pub enum LedgerError {
 
 type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 
-/// Message to the ledger task. The queue has no bound of its own, but its senders bound it: a
-/// LoadBalancer has at most one request under way, and there is one signal per changed object.
+/// Message to the ledger task. The number of messages in the mailbox is not limited. But at most
+/// one request of each LoadBalancer is under way, and each change of an object is one message.
 pub(super) enum LedgerMessage {
     Claim(Box<LbFacts>, Reply<ClaimResult>),
     Release(Owner, Option<Reply<()>>),
@@ -137,8 +137,8 @@ impl LedgerHandle {
         answer.await.map_err(|_| LedgerError::Closed)?
     }
 
-    /// Releases every claim of the owner, without an answer. If the release fails, the sweep
-    /// repeats it.
+    /// Requests the release of every claim of the owner, and does not wait for the answer. If the
+    /// release fails, the sweep repeats it.
     pub fn forget(&self, owner: Owner) {
         let _ = self.send(LedgerMessage::Release(owner, None));
     }

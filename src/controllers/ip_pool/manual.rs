@@ -1,5 +1,5 @@
-//! Handles the annotation with which an administrator releases an address whose LoadBalancer is
-//! gone.
+//! Reads the annotation with which an administrator releases an address whose LoadBalancer is gone,
+//! and releases the address or reports why not.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The ledger task: the only owner of all pools while this process leads.
+//! The ledger task. While this process leads, only this task allocates and releases the addresses
+//! of pools.
 //!
 //! Requests wait in its mailbox. [`PoolAllocator`] has all ledgers in memory. It decides a batch of
 //! requests, and each pool that the batch changes is written once. A request is answered when the
@@ -168,8 +169,8 @@ impl LedgerTask {
         }
     }
 
-    /// Whether the stored ledger names the owner of this claim, by UID. If so, the claim can be
-    /// published even while the pool cannot be written.
+    /// Whether the stored ledger records `claim` for `owner`, by name and UID. If so, the claim can
+    /// be published even while the pool cannot be written.
     fn is_stored(&self, claim: &Claim, owner: &Owner) -> bool {
         self.stored.get(&claim.pool).is_some_and(|pool| pool.names(claim.ip, owner))
     }

@@ -52,8 +52,8 @@ async fn keep(
     before: &[LoadBalancerEntry],
     is_logged: &mut bool,
 ) -> Result<(), CallError> {
-    // Pools are listed first, so the later list contains the owner of each claim, if the owner
-    // exists.
+    // Pools are listed before LoadBalancers. So the list of LoadBalancers contains the owner of
+    // each claim, if that owner exists.
     let pools = list::<IPPool>(&Api::all(ctx.client.clone()), PAGE).await?;
     let lbs = list::<TrimmedLb>(&Api::all(ctx.client.clone()), trimmed::PAGE).await?;
     let after: Vec<LoadBalancerEntry> =

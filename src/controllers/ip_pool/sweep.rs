@@ -60,7 +60,7 @@ impl LedgerTask {
         is_orphan && self.allocator.release_claim(claim, owner)
     }
 
-    /// Reports the freed claims on the pools that held them.
+    /// Reports freed claims in the metrics, in the log, and in Events of the pools that held them.
     pub(super) fn report_freed<'a>(&self, freed: impl Iterator<Item = &'a OrphanClaim>) {
         let mut pools: BTreeMap<&str, Vec<&OrphanClaim>> = BTreeMap::new();
         for orphan in freed {
@@ -89,9 +89,9 @@ impl LedgerTask {
     }
 }
 
-/// Reads the LoadBalancer of each suspect claim from the API server, because the view that raised
-/// the suspicion may be older than the claim. Without a clear answer, the claim waits for the next
-/// sweep.
+/// Reads the LoadBalancer of each suspect claim from the API server, because the view that lacks
+/// this LoadBalancer may be older than the claim. Sends each confirmed orphan to the ledger task. A
+/// claim for which the API server gives no answer waits for the next sweep.
 async fn look_up(client: Client, ledger: LedgerHandle, suspects: Vec<(Claim, Owner)>) {
     let asked = stream::iter(suspects).map(|(claim, owner)| confirm(&client, claim, owner));
     let mut answers = asked.buffer_unordered(LOOKUPS);

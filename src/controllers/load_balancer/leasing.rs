@@ -3,7 +3,7 @@
 //!
 //! The record exists before the agent asks the DHCP server, and contains an address before the
 //! address is published here. After the deletion of the LoadBalancer and its Service,
-//! [`super::super::dhcp_lease`] handles the record.
+//! [`super::super::dhcp_lease`] deletes the record.
 
 use std::time::{Duration, Instant};
 
@@ -130,9 +130,10 @@ fn refusal(error: CallError, creating: bool) -> Result<Option<NoLease>, CallErro
 }
 
 /// Creates a record, if a DHCP server can distinguish its client from the clients of all other
-/// records. Outer `Err`: the server cannot distinguish two of these clients. Inner `Err`: the
-/// record could not be created. The client goes into `made` under a lock, before its record is
-/// created. So of two creations at the same time, the second is checked against the first.
+/// records. Outer `Err`: the server cannot distinguish two of these clients, or an annotation of
+/// the LoadBalancer is not valid. Inner `Err`: the record could not be created. The client goes
+/// into `made` under a lock, before its record is created. So of two creations at the same time,
+/// the second is checked against the first.
 async fn create(
     lb: &LoadBalancer,
     cluster: &str,
@@ -172,8 +173,11 @@ fn record_name(record: &DHCPLease) -> String {
 }
 
 /// Time until the LoadBalancer must be reconciled because the lease of its address expires. No
-/// event reports the expiry. `None`: the host leases no address for the LoadBalancer, the lease
-/// never expires, or its expiry was already handled.
+/// event reports the expiry. `None` in these cases:
+///
+/// * The host leases no address for the LoadBalancer.
+/// * The lease never expires, or the address stays published after the expiry.
+/// * The lease had already expired before this reconcile, and [`AGENTS_RETURN`] is over.
 pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     if facts::wants_pool(lb) {
         return None;

@@ -59,7 +59,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// reports that the list is missing, because KubeVirt is perhaps not installed.
 pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Context of all reconciles.
+/// Context of the reconciles of all LoadBalancers in one term.
 pub struct LbContext {
     /// Context of all controllers of the process.
     pub shared: super::Context,
@@ -120,7 +120,7 @@ pub enum ReconcileError {
 }
 
 impl ReconcileError {
-    /// Kind of the error: label of metrics.
+    /// Kind of the error, as the value of the metric's label `error`.
     fn kind(&self) -> &'static str {
         match self {
             Self::Call(error) => error.kind(),
@@ -160,7 +160,8 @@ struct ObservedLb {
     partial: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
-    /// Place among the [`WHOLE_AT_ONCE`] objects. `None`: the object is not held whole.
+    /// Turn to hold the object whole: one of [`WHOLE_AT_ONCE`]. `None`: the object is not held
+    /// whole.
     place: Option<CallerTurn<String>>,
 }
 

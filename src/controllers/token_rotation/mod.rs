@@ -2,8 +2,8 @@
 //!
 //! The record in the status of a rotation is evaluated first. The rotation and its target are read
 //! from their servers only if the record requires a step, or if an object that the rotation depends
-//! on has changed. Invariants: few rotations are reconciled at the same time, and few begin per
-//! second, however many are due.
+//! on has changed. Invariants: few rotations are reconciled at the same time, and few begin to
+//! replace their credential in one second, however many are due.
 
 mod children;
 mod deletion;
@@ -56,8 +56,9 @@ use issuer::CredentialIssuer;
 
 /// Maximum number of concurrent reconciles.
 const MOST_CONCURRENT: u16 = 4;
-/// Shortest time between the starts of two rotations. Rotations that an annotation requests do not
-/// count. So 2,000 rotations that are due at once start within a quarter of an hour.
+/// Shortest time between the moments at which two rotations begin to replace their credential. So
+/// 2,000 rotations that are due at once begin within a quarter of an hour. A replacement that an
+/// annotation requests begins at once.
 const TURN_INTERVAL: Duration = Duration::from_millis(400);
 /// Deadline of one reconcile.
 const RECONCILE_DEADLINE: Duration = Duration::from_mins(2);
@@ -91,8 +92,8 @@ struct RotationContext {
     /// Secrets has changed.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<ServerClock>>,
-    /// Field 0: time at which each waiting rotation may begin. Field 1: earliest time for the next
-    /// rotation that is added to field 0.
+    /// Field 0: time at which each waiting rotation may begin to replace its credential. Field 1:
+    /// earliest time for the next rotation that is added to field 0.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: FailedReconciles<Name>,
     /// Probes of the tokens in use in Ranchers.
@@ -285,9 +286,9 @@ impl RotationContext {
         (!is_newer(version, left) && !rest.is_zero()).then_some(rest)
     }
 
-    /// Time until a due rotation may begin. Two rotations begin at least [`TURN_INTERVAL`] apart.
-    /// The first call for a rotation assigns its turn. The rotation keeps that turn until
-    /// [`Self::end_turn`].
+    /// Time until a due rotation may begin to replace its credential. Two rotations begin at least
+    /// [`TURN_INTERVAL`] apart. The first call for a rotation assigns its turn. The rotation keeps
+    /// that turn until [`Self::end_turn`].
     fn time_until_turn(&self, name: &Name) -> Duration {
         let mut turns = lock(&self.turns);
         let (turns, next) = &mut *turns;

@@ -13,9 +13,9 @@ use crate::domain::credentials::rotation::{MintedCredential, status};
 use crate::domain::credentials::secret_text::SecretText;
 use crate::rancher::{TokenFault, TokenRights};
 
-/// Pause before each test of a new token. A replica of Rancher may accept the token later than the
-/// replica that made the token. A failed test takes a few calls at most. A successful test takes
-/// one more call for each right.
+/// Pause before each test of a new token. The test is repeated, because a replica of Rancher may
+/// accept the token later than the replica that made the token. There are few tests, because each
+/// test makes several calls.
 const TEST_PAUSES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(500),

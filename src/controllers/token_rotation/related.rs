@@ -1,9 +1,12 @@
-//! Relations between TokenRotations: which credentials the others replace, which TokenRotations
-//! have a status that depends on another one, and which of two TokenRotations for the same
-//! credential has precedence.
+//! Relations between TokenRotations:
+//!
+//! * The credentials that TokenRotations replace.
+//! * The TokenRotations whose status depends on another TokenRotation.
+//! * The precedence of one of two TokenRotations for the same credential.
 //!
 //! Invariant: a credential counts as replaced only if a TokenRotation replaces the credential and
-//! has observed it. The reason is that such a TokenRotation reports its own failures.
+//! has observed it. Such a TokenRotation reports a failed replacement, so a TokenRotation that only
+//! watches the credential need not report that it expires soon.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -121,7 +124,7 @@ impl RotationRun<'_> {
         Some(session.url.clone())
     }
 
-    /// TokenRotations in namespaces where the operator has rights.
+    /// All TokenRotations, this one too, in the namespaces where the operator has rights.
     pub(super) fn other_rotations(&self) -> Vec<Arc<TokenRotation>> {
         let context = self.context;
         let may = |one: &TokenRotation| context.is_allowed(&one.namespace().unwrap_or_default());

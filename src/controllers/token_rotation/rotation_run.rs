@@ -20,7 +20,7 @@ use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIss
 /// Longest interval between two reads of a Rancher.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
 /// Deadline for the test of a new credential at a server that may not answer. The deadline is
-/// short, because the test keeps one of the few concurrent reconciles busy.
+/// short, because the test is part of a reconcile, and few reconciles run at the same time.
 pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(10);
 
 /// State of one reconcile of a TokenRotation.
@@ -39,7 +39,8 @@ pub(super) struct RotationRun<'a> {
     /// Message about another TokenRotation that has precedence for the same credential. `None`:
     /// there is no such TokenRotation.
     pub(super) second: Option<String>,
-    /// Children that this reconcile has made or changed, if the target is all cloud credentials.
+    /// Wanted children, and the failures of their writes in this reconcile. `None`: the target is
+    /// not all cloud credentials, or Rancher was not read, or the TokenRotation is being deleted.
     pub(super) children: Option<AppliedChildren>,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct TargetSnapshot {
 }
 
 impl TargetSnapshot {
-    /// Makes the result for a namespace in which the operator has no rights. Nothing is read, so
+    /// Makes the snapshot for a namespace in which the operator has no rights. Nothing is read, so
     /// the time is that of the local clock.
     pub(super) fn without_rights() -> Self {
         let why = "the operator has no rights in this namespace";

@@ -119,7 +119,7 @@ impl RotationRun<'_> {
         self.context.ctx.events.normal(self.rotation.object_ref(&()), reason, note);
     }
 
-    /// Records and reports a failed step.
+    /// Records a failed step in the status. Reports it in the log, in the metrics and by an Event.
     pub(super) async fn record_failure(
         &mut self,
         step: RotationStep,

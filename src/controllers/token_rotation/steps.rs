@@ -4,7 +4,7 @@
 //!
 //! * The target is read before the record, and both before any step.
 //! * After each write of the record, the next step uses the object that the server returned.
-//! * Nothing is revoked before the target was read once more.
+//! * The target is read again before each revocation.
 
 use std::time::Duration;
 
@@ -133,8 +133,9 @@ impl RotationRun<'_> {
         Ok(None)
     }
 
-    /// Time until this rotation may begin. `None`: the rotation may begin now, `change` begins no
-    /// rotation, or an annotation requests the rotation.
+    /// Time until this rotation may begin to replace its credential. `None`: the rotation need not
+    /// wait. Only [`RecordChange::Named`] begins a replacement, and only a replacement that no
+    /// annotation requests waits for its turn.
     fn time_until_turn(&self, change: RecordChange, next: &RotationRecord) -> Option<Duration> {
         if change != RecordChange::Named || next.is_asked() {
             return None;

@@ -18,7 +18,8 @@ use crate::domain::credentials::rotation::{IssuerReport, TargetState};
 
 /// Pause between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
-/// Deadline of a probe, because a probe keeps one of the few workers busy.
+/// Deadline of a probe. It is short, because a probe takes the place of a reconcile, and few
+/// reconciles run at the same time.
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Last observed state of a token, and the time of the next probe.

@@ -2,10 +2,12 @@
 //!
 //! Invariants:
 //!
-//! * Slices are written before the Service, because kube-vip 1.2 announces nothing without
-//!   endpoints.
-//! * No object of another owner is written. No slice is written for a foreign Service.
-//! * Withdrawal begins with the Service, and is complete only when the Service is gone.
+//! * Slices are written before the Service, because kube-vip 1.2 does not announce a Service
+//!   without endpoints.
+//! * No object of another owner is written. If the Service has another owner, no slice is written
+//!   either.
+//! * The LoadBalancer's own Service is deleted before its slices. They are deleted only when the
+//!   Service is gone.
 
 mod service;
 mod settings;
@@ -37,9 +39,10 @@ const REPETITIONS: usize = 5;
 
 /// Reason why a write was not made.
 enum WriteObstacle {
-    /// The Service of this name has another owner, named in the text.
+    /// The Service with the LoadBalancer's name has another owner, named in the text.
     ForeignService(String),
-    /// An EndpointSlice of this name has another owner; the text names the slice and that owner.
+    /// An EndpointSlice that should be written has another owner; the text names the slice and that
+    /// owner.
     ForeignSlice(String),
     /// The API server refuses the write; the text contains the reason.
     Refused(String),
@@ -57,8 +60,11 @@ impl From<CallError> for WriteObstacle {
 }
 
 /// Writes Service and EndpointSlices of a vm load balancer that has an address. Without an address,
-/// deletes the Service. Does nothing for a guest load balancer, which the guest serves. `None`: VMs
-/// were not listed yet.
+/// deletes the Service. `None`: the VMs were not listed yet, and [`super::VMS_WITHIN`] has not
+/// passed.
+///
+/// Does nothing for a guest load balancer, because the guest serves it. Does nothing for a vm load
+/// balancer whose finalizer or published address is not stored yet.
 pub(super) async fn serve(
     lb: &LoadBalancer,
     outcome: AddressOutcome,
@@ -94,8 +100,9 @@ pub(super) async fn serve(
     Ok(Some(ServingOutcome { outcome, report: Some(report), again }))
 }
 
-/// Writes Service and EndpointSlices where they differ from the desired ones. `None`: VMs were not
-/// listed yet.
+/// Writes Service and EndpointSlices where they differ from the desired ones. If the VMs are not
+/// listed when [`super::VMS_WITHIN`] has passed, writes nothing, and returns the state of the
+/// Service. `None`: the VMs were not listed yet, and that time has not passed.
 async fn announce(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,

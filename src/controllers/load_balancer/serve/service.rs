@@ -17,7 +17,7 @@ impl ServiceTarget<'_> {
         self.ctx.shared.views.services.of(&self.key).next()
     }
 
-    /// Service of this name, if this LoadBalancer owns it.
+    /// Service with the LoadBalancer's name, if the LoadBalancer owns this Service.
     pub(super) fn own(&self) -> Option<StoredService> {
         self.stored().filter(|stored| service::foreign(&stored.owners, self.identity()).is_none())
     }
