@@ -1,4 +1,4 @@
-//! The one task that starts probes when they are due and handles their results.
+//! The one task that starts probes when they are due and records their results.
 //!
 //! Invariants: at most as many probes are under way as [`super::sockets`] allows; further targets
 //! wait in the order in which they became due. No probe outlives the future of [`Scheduler::run`].
@@ -129,8 +129,9 @@ async fn probe(start: ProbeStart<DialSettings>) -> ProbeAnswer {
     ProbeAnswer { key, protocol: check.probe.protocol(), outcome, took: began.elapsed() }
 }
 
-/// Handles the result `first` and the results of all other probes that have ended. Then calls
-/// `flipped` for the LoadBalancers whose verdicts flipped.
+/// Records the result `first`, and the results of all other probes that have ended, in the schedule
+/// and the metrics. Then calls [`ProberShared::flipped`] for the LoadBalancers whose verdicts
+/// flipped.
 fn take_in(
     shared: &ProberShared,
     first: Result<ProbeAnswer, JoinError>,
