@@ -1,6 +1,6 @@
-//! The API server that a kubeconfig names. The server says to which user a token belongs.
+//! Client of the API server that a kubeconfig names. Asks the server to which user a token belongs.
 //!
-//! Invariants, as for a Rancher:
+//! Invariants, the same as of the client of a Rancher:
 //!
 //! * A call uses HTTPS and is bounded in time and size.
 //! * An error does not contain a server's text if the text may hold a token.
@@ -18,8 +18,8 @@ use super::transport::ServerTarget;
 use super::{RancherError, TrustedRoots};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 
-/// Pause between two tries of a new token. Another try may be necessary, because the servers behind
-/// one URL accept a new token at different times.
+/// Pause between two calls that test a new token. The first call may fail, because the servers
+/// behind one URL accept a new token at different times.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// A Kubernetes API server, reached directly or through a proxy path.

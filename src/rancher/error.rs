@@ -118,7 +118,7 @@ impl RancherError {
     }
 }
 
-/// Beginning of the text of a refused call.
+/// Text for an HTTP status, before the message of a refused call. Empty for the status 0.
 fn status_text(status: u16) -> String {
     if status == 0 { String::new() } else { format!("HTTP {status}: ") }
 }

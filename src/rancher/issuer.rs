@@ -113,8 +113,9 @@ impl RancherIssuer {
         Ok(IssuedTokens { api, user, tokens, now: date })
     }
 
-    /// ID of the API key's user, from the list of tokens (`listed`), or else from a review. Any
-    /// token of a /v3 list gives the ID, because /v3 lists only the tokens of one user.
+    /// ID of the API key's user, from the list of tokens (`listed`), or else from a
+    /// SelfSubjectReview. Any token of a /v3 list gives the ID, because /v3 lists only the tokens
+    /// of one user.
     async fn user(&self, api: TokenApi, listed: &[ListedToken]) -> Result<String, RancherError> {
         let name = self.key.claims().name;
         let own = |token: &&ListedToken| api == TokenApi::V3 || token.name == name;
@@ -274,8 +275,8 @@ impl IssuedTokens {
         names
     }
 
-    /// Whether Rancher made a token with this name for a kubeconfig of the key's user: the name
-    /// ends in the user's ID and five letters.
+    /// Whether Rancher made a token with this name for a kubeconfig of the key's user: the name is
+    /// `kubeconfig-`, then the user's ID, then five characters other than dashes.
     fn is_own(&self, name: &str) -> bool {
         let letters = name.strip_prefix("kubeconfig-").and_then(|n| n.strip_prefix(&self.user));
         letters.is_some_and(|letters| letters.len() == 5 && !letters.contains('-'))
@@ -294,7 +295,8 @@ fn life(token: &ListedToken, now: Option<Seconds>) -> TokenLife {
     TokenLife { claims, alive: Some(token.enabled && !over), is_missing: false }
 }
 
-/// Whether the text is a name that a plan gave, and not a sentence.
+/// Whether the text has the form of a name that a plan gives: lower-case letters, digits, dots, and
+/// at least one dash. A sentence does not have this form.
 fn is_name(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     text.contains('-') && text.chars().all(fits)

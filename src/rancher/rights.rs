@@ -1,6 +1,7 @@
-//! Rights of a token's bearer in the cluster to which a cloud credential leads.
+//! Rights of a token's bearer in the cluster whose API server a cloud credential names.
 //!
-//! Invariant: a review that cannot be made gives [`TokenRights::Unknown`], not a refusal.
+//! Invariant: [`TokenRights::Lacking`] comes only from reviews that the server has answered. A
+//! failed review does not mean that a right is missing.
 
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ use crate::domain::credentials::secret_text::SecretText;
 /// Maximum number of namespaces to review. If there are more, and the rights in the reviewed
 /// namespaces do not suffice, the result is [`TokenRights::Unknown`].
 const MOST_NAMESPACES: usize = 16;
-/// Time limit for all reviews of one token. During the reviews, a worker cannot serve another
-/// TokenRotation, and there are only a few workers.
+/// Time limit for all reviews of one token. It is short, because the reviews are part of a
+/// reconcile of a TokenRotation, and few of these reconciles run at the same time.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
 /// Path of the list of namespaces that a user may see. Rancher's UI offers this list for the choice
 /// of the machines' namespace.
@@ -38,9 +39,9 @@ pub enum TokenRights {
 }
 
 impl RancherIssuer {
-    /// Whether the bearer of a token has the rights that Rancher's node driver needs, at the server
-    /// that `reach` names. The error says that a replica of the server does not accept the token,
-    /// perhaps not yet.
+    /// Reviews whether the bearer of a token has the rights that Rancher's node driver needs, at
+    /// the server that `reach` names. `Err`: the server does not accept the token. Another try may
+    /// succeed, because a replica of Rancher perhaps does not know the token yet.
     pub async fn rights(
         &self,
         value: &SecretText,

@@ -40,8 +40,8 @@ use super::trusted_roots::{TrustedRoots, settings};
 use crate::tls;
 
 const CONNECT: Duration = Duration::from_secs(8);
-/// Time limit for a call, including its connection. A call does not reach the limit because of a
-/// short freeze of the machine.
+/// Time limit for a call, including its connection. The limit is so long that a short freeze of the
+/// machine does not end a call.
 const WHOLE: Duration = Duration::from_secs(25);
 /// Maximum length of an answer's body, in bytes. A list of thousands of tokens fits.
 const LONGEST_BODY: usize = 8 << 20;
