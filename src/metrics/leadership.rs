@@ -11,8 +11,9 @@ pub struct LeadershipMetrics {
     pub leader: IntGauge,
     /// 1 while another controller holds the Lease. The label is the identity of that controller.
     pub other_controller: IntGaugeVec,
-    /// 1 for a CRD that is installed in another form than the operator's, 0 for the operator's
-    /// form. Only the leader sets this gauge.
+    /// 1 for a CRD whose form has replaced the operator's form, 0 for any other CRD: also for
+    /// Harvester's form, if the operator's form was never installed. Only the leader sets this
+    /// gauge.
     pub crd_replaced: IntGaugeVec,
     /// VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller. Only the
     /// leader sets this gauge.

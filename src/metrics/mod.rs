@@ -1,6 +1,6 @@
-//! All metrics of the process, in Prometheus's format. Names, units and labels are a contract. A
-//! label has a small closed set of values, or it names an object. In that case, the series is
-//! removed with the object.
+//! All metrics of the process, in Prometheus's format. Names, units and labels must not change,
+//! because alerts and dashboards of users contain them. A label has a small fixed set of values, or
+//! it names an object. A series whose label names an object is removed with the object.
 
 mod admission;
 mod dhcp_agents;
@@ -48,11 +48,13 @@ pub struct Metrics {
     pub endpoint_latency: Histogram,
     /// Writes to the API server, by kind of object and outcome.
     pub api_writes: IntCounterVec,
-    /// Ledger writes that were repeated because another client wrote the pool.
+    /// Batches of the ledger task that were decided again, because the write of a pool failed or
+    /// met a conflict.
     pub ledger_retries: IntCounter,
     /// Number of requests that were decided in one batch of the ledger task.
     pub batch_size: Histogram,
-    /// Ledger entries that were corrected. The label `kind` names the fault that the entry had.
+    /// Ledger entries that were corrected. The label `kind` is `restored`, `corrected`, `double`,
+    /// `unreadable` or `orphan`.
     pub repairs: IntCounterVec,
     /// Metrics of the process's watches: their interruptions, and the seconds since the API server
     /// last accepted a watch of each resource.

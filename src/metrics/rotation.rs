@@ -1,5 +1,5 @@
-//! Metrics of the leader for credentials. Labels name a TokenRotation, or an object that the
-//! TokenRotation needs, and are removed with the TokenRotation.
+//! Metrics of the leader for credentials. A series whose labels name a TokenRotation, or an object
+//! that the TokenRotation needs, is removed with the TokenRotation.
 
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
@@ -15,7 +15,7 @@ pub struct RotationMetrics {
     /// watched and expires soon. 0 for every other TokenRotation.
     pub overdue: IntGaugeVec,
     /// Expiry of each credential that is only watched, in seconds since the epoch. A TokenRotation
-    /// has at most 32 of these series.
+    /// has at most 32 of these series, because its status lists at most 32 watched credentials.
     pub watched_ends: IntGaugeVec,
     /// 1 where a watched credential expires soon and is not replaced.
     pub watched_overdue: IntGaugeVec,
