@@ -134,7 +134,7 @@ fn of_selector(question: &PoolQuestion, known: &PoolRuleFacts, warnings: &mut Ve
         if let Some(first) = scope[..index].iter().position(|earlier| earlier == entry) {
             warnings.push(format!("{path} repeats spec.selector.scope[{first}]"));
         }
-        if is_any(entry.namespace.as_deref())
+        if entry.namespace.as_deref() == Some("*")
             && is_any(entry.project.as_deref())
             && !is_any(entry.guest_cluster.as_deref())
         {
@@ -145,9 +145,6 @@ fn of_selector(question: &PoolQuestion, known: &PoolRuleFacts, warnings: &mut Ve
         if entry.project.as_deref().unwrap_or_default().contains(':') {
             warnings.push(format!("{path}.project is written cluster/project, with a slash"));
         }
-    }
-    if network.is_empty() && question.pool.selector.is_global() && question.changed {
-        return;
     }
     if !network.is_empty() && question.pool.selector.is_global() {
         warnings

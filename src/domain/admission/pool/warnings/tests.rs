@@ -98,3 +98,14 @@ fn what_will_surprise_is_said_in_a_line() {
         assert!(warnings.iter().all(|w| w.chars().count() <= 120), "{warnings:?}");
     }
 }
+
+/// An entry without a namespace admits no LoadBalancer, so no tenant can use it.
+#[test]
+fn an_entry_without_a_namespace_is_not_open_to_any_tenant() {
+    let entry = json!({"project": "*", "guestCluster": "c"});
+    let range = json!({"subnet": "10.0.1.0/24"});
+    let object = pool(&json!({"ranges": [range], "selector": {"scope": [entry]}}));
+    let warnings = judged(&object, None, &PoolRuleFacts::default()).warnings;
+    let has = |text: &str| warnings.iter().any(|warning| warning.contains(text));
+    assert!(has("admits no LoadBalancer") && !has("any tenant"), "{warnings:?}");
+}
