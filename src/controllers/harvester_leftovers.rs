@@ -39,7 +39,7 @@ const LOOK: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_mins(10);
 
 /// Interval between two counts of the VMs with finalizers of the Go controller. Field 0: while a VM
-/// has such a finalizer. Field 1: while no VM has such a finalizer.
+/// has such a finalizer, and after a failed count. Field 1: while no VM has such a finalizer.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
 /// Time from the start of a term to the first count. The count reads every VM, so LoadBalancers
 /// that wait for an address come first.
@@ -75,13 +75,18 @@ pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
 async fn count(ctx: &Context) {
     tokio::time::sleep(FIRST_COUNT).await;
     loop {
-        let found = finalizers::count(&ctx.client).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot count the finalizers of the Go controller");
-            0
-        });
         let gauge = &ctx.metrics.leadership.go_finalizers;
-        gauge.set(i64::try_from(found).unwrap_or(i64::MAX));
-        tokio::time::sleep(if found > 0 { COUNT.0 } else { COUNT.1 }).await;
+        let pause = match finalizers::count(&ctx.client).await {
+            Ok(found) => {
+                gauge.set(i64::try_from(found).unwrap_or(i64::MAX));
+                if found > 0 { COUNT.0 } else { COUNT.1 }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot count the VMs with finalizers of the Go controller");
+                COUNT.0
+            }
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 
