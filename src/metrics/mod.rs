@@ -169,8 +169,10 @@ impl Metrics {
                 "Writes by kind and outcome",
                 &["kind", "outcome"],
             )?,
-            ledger_retries: make
-                .counter("hgo_ledger_retries_total", "Ledger writes repeated after a conflict")?,
+            ledger_retries: make.counter(
+                "hgo_ledger_retries_total",
+                "Batches of requests decided again after a failed write of a ledger",
+            )?,
             batch_size: make.histogram(
                 "hgo_ledger_batch_requests",
                 "Requests decided by one ledger write",

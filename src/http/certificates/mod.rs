@@ -78,7 +78,8 @@ pub struct CertificateMaterial {
 
 impl fmt::Debug for CertificateMaterial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Material").field("ca", &self.ca.certificate.name).finish_non_exhaustive()
+        let mut text = f.debug_struct("CertificateMaterial");
+        text.field("ca", &self.ca.certificate.name).finish_non_exhaustive()
     }
 }
 
