@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions, as stored in `crds/`.
+//! CustomResourceDefinitions of this operator, and the text of their files in `crds/`.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, ServiceReference, WebhookClientConfig,

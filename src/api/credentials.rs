@@ -4,7 +4,7 @@
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// Source of new credentials: exactly one of these fields.
+/// Source of new credentials. Exactly one field is set.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -43,7 +43,7 @@ pub struct ServiceAccountToken {
     pub lifetime_seconds: Option<i64>,
 }
 
-/// Target from which clients read a credential: exactly one of these fields.
+/// Target from which clients read a credential. Exactly one field is set.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -60,14 +60,14 @@ pub struct Target {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
     /// All cloud credentials for Harvester that the API key's user may see in the Rancher in
-    /// spec.rancher. With spec.source, the API key and the cloud credentials that this user has
-    /// made or makes later are replaced. The operator creates a TokenRotation for each of them. All
-    /// other cloud credentials are only watched.
+    /// spec.rancher. If spec.source is set, the operator replaces the API key, and the cloud
+    /// credentials that this user has made or makes later. It creates a TokenRotation for each of
+    /// them. All other cloud credentials are only watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_cloud_credentials: Option<AllCloudCredentials>,
 }
 
-/// Choice of all cloud credentials. It has no options.
+/// Choice of all cloud credentials as the target. The choice has no options.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllCloudCredentials {}
@@ -82,7 +82,8 @@ pub struct AllCloudCredentials {}
         "spec.target.secret.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
 )]
 pub struct SecretTarget {
-    /// Name of the Secret. A missing Secret is created, unless `kubeconfigUser` is set.
+    /// Name of the Secret. A missing Secret is created, unless `kubeconfigUser` is set or the
+    /// target is only watched.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
     /// Key of the credential in the Secret.

@@ -185,8 +185,8 @@ pub struct Selector {
 #[serde(rename_all = "camelCase")]
 pub struct Scope {
     /// Rancher project of the LoadBalancer's namespace, as `cluster/project`. `*` matches any.
-    /// Unset or empty: matches a namespace without a project, and with lower precedence any
-    /// project.
+    /// Unset or empty: matches any project. But if the namespace has a project, pools whose entry
+    /// has this project or `*` are tried first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub project: Option<String>,
@@ -195,8 +195,9 @@ pub struct Scope {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub namespace: Option<String>,
-    /// Name of the LoadBalancer's guest cluster. `*` matches any. Unset or empty: matches a
-    /// LoadBalancer without a guest cluster, and with lower precedence any guest cluster.
+    /// Name of the LoadBalancer's guest cluster. `*` matches any. Unset or empty: matches any guest
+    /// cluster. But if the LoadBalancer has a guest cluster, pools whose entry has this name or `*`
+    /// are tried first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub guest_cluster: Option<String>,

@@ -15,7 +15,8 @@ pub const TOPOLOGY_REGION: &str = "topology.kubernetes.io/region";
 pub const TOPOLOGY_ZONE: &str = "topology.kubernetes.io/zone";
 /// Label of a VM: its creator.
 pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
-/// Value of the creator label on VMs whose topology annotations Harvester itself writes.
+/// Value of [`LABEL_CREATOR`] on VMs that Rancher's node driver has created. Harvester itself
+/// writes the topology annotations of these VMs.
 pub const NODE_DRIVER: &str = "docker-machine-driver-harvester";
 /// Label of a VM: name of the guest cluster that has the VM as a node.
 pub const LABEL_GUEST_CLUSTER: &str = "guestcluster.harvesterhci.io/name";

@@ -137,10 +137,11 @@ pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-
 /// Annotation of the Lease for leader election: answer of another replica to
 /// [`ANNOTATION_LEASE_QUESTION`], with the results of its probes.
 pub const ANNOTATION_LEASE_ANSWER: &str = "loadbalancer.harvesterhci.io/probe-answer";
-/// User name, in API requests, of the ServiceAccount of Harvester's Go controller. The account's
-/// name is the template `harvester-load-balancer.name` of the Go controller's chart (`rbac.yaml`).
+/// User name, in API requests, of the ServiceAccount of Harvester's Go controller. Source of the
+/// account's name: the template `harvester-load-balancer.name` in the Go controller's chart
+/// (`rbac.yaml`).
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
-/// Annotation for the party that leases addresses by DHCP. On a LoadBalancer with `ipam: dhcp`, the
+/// Annotation: the party that leases addresses by DHCP. On a LoadBalancer with `ipam: dhcp`, the
 /// value is `host` (an agent of this operator) or `guest` (the announcer, kube-vip). On a
 /// NetworkAttachmentDefinition, the value `host` declares the network: the host leases the
 /// addresses of LoadBalancers with `ipam: dhcp` on this network.

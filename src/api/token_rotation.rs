@@ -332,10 +332,10 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
-    /// Conditions of the rotation. `Ready`: the credential is there and is managed. `Expiring`: the
-    /// credential expires soon, and either it is only watched or its replacement is late.
-    /// `MinterExpiring`: the API key expires soon and is not renewed, has expired, or is refused by
-    /// Rancher.
+    /// Conditions of the rotation. `Ready`: the target holds a credential, which is replaced or
+    /// watched. `Expiring`: the credential expires soon, and either it is only watched or its
+    /// replacement is late. `MinterExpiring`: the API key expires soon and is not renewed, has
+    /// expired, or is refused by Rancher.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
@@ -395,7 +395,7 @@ pub struct PendingCredential {
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
     /// resourceVersion of the target before the credential is published. The write fails if the
-    /// target has another resourceVersion. Empty: there is no target yet.
+    /// target has another resourceVersion. Empty: the target does not exist yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
