@@ -1,11 +1,11 @@
 //! Load-balancer addresses for guests of Harvester: one operator in the host cluster.
 //!
-//! Modules, in the order in which data flows: [`api`] holds the types, [`domain`] decides,
+//! Modules, in the order in which data flows: [`api`] has the Kubernetes types, [`domain`] decides,
 //! [`metrics`] counts, [`k8s`] calls the API server, [`prober`] calls the backends, [`rancher`]
-//! calls a Rancher, [`controllers`] connect these modules, [`http`] serves metrics, probes and
-//! admission, [`agent`] leases addresses by DHCP, and [`cli`] starts all of them. `tls` has the TLS
-//! settings of [`prober`] and [`rancher`]. `turns` has the fair queues of [`http`] and
-//! [`controllers`]. `locks` locks what tasks share.
+//! calls a Rancher, [`controllers`] connect these modules, [`http`] answers requests for metrics,
+//! the kubelet's probes and admission requests, [`agent`] leases addresses by DHCP, and [`cli`]
+//! starts all of them. `tls` has the TLS settings of [`prober`] and [`rancher`]. `turns` has the
+//! fair queues of [`http`] and [`controllers`]. `locks` locks values that several tasks share.
 
 pub mod agent;
 pub mod cli;

@@ -1,4 +1,5 @@
-//! TLS settings of the clients other than kube's: for a Rancher and for probed backends.
+//! TLS settings of two clients: the client of a Rancher, and the prober's client of backends. The
+//! client of the API server has the TLS settings of kube.
 //!
 //! Invariant: sessions are not resumed. A resumed session skips the check of the certificate, so a
 //! replaced or expired certificate would not be noticed.
@@ -19,8 +20,8 @@ use rustls::{
 };
 
 /// Settings that trust exactly the certificates in `pem`. Other content of `pem`, such as keys, is
-/// ignored. `Err`: which certificate cannot be used, and why. The error quotes nothing of `pem`,
-/// because `pem` may be from a Secret.
+/// ignored. `Err`: the reason why `pem` cannot be used. The reason gives the number of the faulty
+/// certificate, but quotes nothing of `pem`, because `pem` may be from a Secret.
 pub(crate) fn trusting(pem: &str) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     for (at, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
@@ -34,7 +35,7 @@ pub(crate) fn trusting(pem: &str) -> Result<ClientConfig, String> {
     Ok(finished(builder()?.with_root_certificates(roots)))
 }
 
-/// Settings that trust the certificate authorities of the system. `Err`: why the system's
+/// Settings that trust the certificate authorities of the system. `Err`: the reason why these
 /// authorities cannot be used.
 pub(crate) fn trusting_system() -> Result<ClientConfig, String> {
     let verified = builder()?.with_platform_verifier();

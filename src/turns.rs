@@ -66,7 +66,7 @@ impl<S: Clone + Eq + Hash> Turns<S> {
                 turn
             };
             // `turn` fails only if its sender is dropped. The queue has the sender of each caller
-            // that waits, and `self` keeps the queue.
+            // that waits, and exists as long as `self`.
             if let Ok(turn) = turn.await {
                 return turn;
             }
@@ -78,8 +78,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
     }
 
     /// Removes from the queue the caller whose turn is next, and returns the sender that wakes this
-    /// caller. Skips callers whose future was dropped. `None`: no caller waits, and a place becomes
-    /// free.
+    /// caller. Skips callers whose future was dropped. `None`: no caller waits. The number of free
+    /// places is then one greater.
     fn next(&self) -> Option<oneshot::Sender<CallerTurn<S>>> {
         let mut queue = self.lock();
         while let Some(source) = queue.order.pop_front() {

@@ -1,5 +1,5 @@
-//! The agent of a network: a separate program, so that the code with privileges is small and needs
-//! little memory.
+//! Entry point of a network's DHCP agent. The agent is a separate program, so that the code that
+//! runs with privileges is small and needs little memory.
 
 use clap::Parser;
 use harvester_guest_operator::cli::{LeaseAgent, run_agent};
