@@ -24,9 +24,9 @@ pub struct AnnouncePlace {
 
 impl Views {
     /// Network on which the address in `outcome` is announced: the network of the address's pool or
-    /// lease. If the pool or lease has no network, the address is announced on `named`, the network
-    /// that the LoadBalancer names. A global pool has no network, but its addresses are unique on
-    /// all networks, so they can be announced on `named`.
+    /// lease. If there is no such network, the result is `named`, the network that the LoadBalancer
+    /// names. So the address of a global pool, which is unique on all networks, is announced on
+    /// `named`.
     pub fn place(&self, named: &str, outcome: &AddressOutcome) -> AnnouncePlace {
         let network = match outcome {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,

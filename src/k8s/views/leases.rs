@@ -57,7 +57,8 @@ pub struct AgentNetwork {
     pub declaration: DhcpDeclaration,
     /// State of the agent in the network's annotation. Empty: there is no such annotation.
     pub status: String,
-    /// Whether the operator may write networks in this namespace.
+    /// Whether the operator may write the network's annotations: only in the namespaces of the
+    /// chart's value `leaseAgent.namespaces`.
     pub may_declare: bool,
     /// Reference to the network, with its resourceVersion.
     pub reference: ObjectReference,
@@ -103,9 +104,8 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `of`: the record that is compared with all others. Returns the `namespace/name` of another
-    /// record whose client a DHCP server cannot distinguish from the client of this record. `None`:
-    /// there is no such record.
+    /// `namespace/name` of another record whose client a DHCP server cannot distinguish from the
+    /// client of the record `of`. `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -140,7 +140,7 @@ impl Views {
         agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
     }
 
-    /// Whether any node has `label`, the label of the nodes on a cluster network.
+    /// Whether any node has the label `label`, which marks the nodes on a cluster network.
     pub fn has_node(&self, label: &str) -> bool {
         lock(&self.index.nodes).values().any(|node| node.cluster_networks.contains(label))
     }

@@ -1,4 +1,4 @@
-//! Kinds that the views have listed at least once.
+//! First lists of the views' kinds: whether they are complete, and waits until they are complete.
 
 use std::time::Duration;
 

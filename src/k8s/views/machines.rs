@@ -74,7 +74,7 @@ pub(super) async fn watch(at: InformerContext) {
         }
         ObjectEvent::Gone(vm, _) => views.set_machine(&vm, None),
         ObjectEvent::Complete => at.done(ViewPart::Machines),
-        // A refused list means that KubeVirt is not installed. Then there are no guest clusters.
+        // The list is refused where KubeVirt is not installed. There are no guest clusters there.
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     let api = Api::<Machine>::all(client);

@@ -371,8 +371,9 @@ impl Views {
                 .any(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
     }
 
-    /// Returns the time since when the LoadBalancer's slices may be out of date, and removes this
-    /// time. `None`: no VM of the LoadBalancer has changed since the last call.
+    /// Returns the time since when the LoadBalancer's EndpointSlices may be out of date, and
+    /// removes this time from the index. `None`: no VM of the LoadBalancer has changed since the
+    /// last call.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.index.touched).remove(lb)
     }

@@ -1,4 +1,5 @@
-//! The view of NetworkAttachmentDefinitions: how a node reaches each network.
+//! The view of NetworkAttachmentDefinitions: the bridge, VLAN, address range and DHCP settings of
+//! each network.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -62,7 +63,9 @@ pub(super) async fn watch(at: InformerContext) {
     informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
-/// Applies an event of a network to the view, and reports the changes that follow from it.
+/// Applies an event of a network to the view. Enqueues the LoadBalancers that depend on the changed
+/// facts. Reports [`ChangeEvent::Networks`] if the bridge or VLAN has changed, or a list is
+/// complete.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDefinition>) {
     let views = &at.views;
     match event {

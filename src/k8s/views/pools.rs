@@ -71,8 +71,8 @@ impl PoolGeneration {
 }
 
 impl PoolIndex {
-    /// Stores the metadata of a pool. If one of the fields of [`PoolGeneration`] has changed, marks
-    /// the pool's spec to be read.
+    /// Stores the [`PoolGeneration`] in the metadata of a pool. If one of its fields has changed,
+    /// marks the pool's spec to be read.
     fn apply(&mut self, pool: &PoolMetadata) {
         let entry = self.0.entry(pool.name_any()).or_default();
         let shown = PoolGeneration::of(pool);
@@ -154,8 +154,8 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<PoolMetadata>) {
     }
 }
 
-/// Reads the specs of changed pools, one after the other. Waits between two reads of the same pool,
-/// at least [`SOON`]. Waits at least [`LATER`] if the first of the two failed or showed no changed
+/// Reads the specs of changed pools, one after the other. Between two reads of the same pool, waits
+/// at least [`SOON`], or at least [`LATER`] if the first of the two failed or showed no changed
 /// facts.
 async fn read(at: &InformerContext, changed: &Notify) {
     let views = &at.views;

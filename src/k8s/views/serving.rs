@@ -252,7 +252,8 @@ pub(super) fn apply_slice(at: &InformerContext, event: ObjectEvent<LazyObject<En
     }
 }
 
-/// Stores an EndpointSlice from an event of the watch.
+/// Stores an EndpointSlice from an event of the watch. Removes it from the view if it cannot be
+/// read, or if no LoadBalancer owns it. Enqueues its present and its former LoadBalancer.
 pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
     let (key, version) = (key(object.meta()), object.resource_version().unwrap_or_default());
     if views.slices.knows(&key, &version) {
