@@ -1,8 +1,8 @@
 //! Guarded writes of credentials: the objects that credentials are bound to, the Secrets that
 //! consumers read, and the TokenRotations.
 //!
-//! Invariant: an answer that holds a credential is parsed here and not by the library, because the
-//! library logs text that it cannot parse.
+//! Invariant: an answer that holds a credential is parsed here and not by kube, because kube logs
+//! text that it cannot parse.
 
 use std::collections::BTreeMap;
 
@@ -56,14 +56,14 @@ pub struct BoundSecret<'a> {
     pub owner: Option<&'a OwnerReference>,
 }
 
-/// Token of a ServiceAccount, valid only while the bound Secret exists.
+/// Request for a token of a ServiceAccount. The token is valid only while the bound Secret exists.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundToken<'a> {
     /// Namespace of the ServiceAccount and of the bound Secret.
     pub namespace: &'a str,
     /// Name of the ServiceAccount.
     pub account: &'a str,
-    /// Lifetime of the token in seconds.
+    /// Requested lifetime of the token in seconds.
     pub seconds: i64,
     /// Name of the bound Secret.
     pub secret: &'a str,
@@ -226,8 +226,8 @@ impl ApiWriter {
     }
 
     /// Restarts a workload's pods: sets the annotation `key` of the pod template to `value`. If the
-    /// annotation has this value, nothing restarts. The patch needs no resourceVersion, because it
-    /// sets only this annotation, and so overwrites no other client's change.
+    /// annotation already has this value, nothing restarts. The patch needs no resourceVersion,
+    /// because it sets only this annotation, and so overwrites no other client's change.
     pub async fn restart(
         &self,
         namespace: &str,

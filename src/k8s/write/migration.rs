@@ -1,5 +1,5 @@
-//! Guarded writes for the migration from older software: imported pools, the source ConfigMap, and
-//! the stored versions in a CRD's status.
+//! Guarded writes for the migration from older software: pools that are imported from kube-vip's
+//! ConfigMap, this ConfigMap, and CRDs with the stored versions in their status.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -1,4 +1,5 @@
-//! Guarded writes of this operator's objects.
+//! Guarded writes: each write is refused while this process does not lead. [`ApiWriter`] names the
+//! exceptions.
 //!
 //! A change is a merge patch with the resourceVersion of the object that it was computed from. A
 //! function that deviates from this rule says so. The server refuses the patch if the object has
@@ -76,10 +77,10 @@ impl ApiWriter {
         self.count("LoadBalancer", written).map(drop)
     }
 
-    /// Adds claims to a pool, even when this process does not lead. `desired` is the pool's status
-    /// with the additional claims, so that no leader allocates their addresses. Before that, sets
-    /// the pool's annotation [`ANNOTATION_KEEP_ORPHANS`] to `why`. Each of the two patches has the
-    /// resourceVersion that it was computed from.
+    /// Adds claims to a pool, so that no leader allocates their addresses. Writes even when this
+    /// process does not lead. First sets the pool's annotation [`ANNOTATION_KEEP_ORPHANS`] to
+    /// `why`. Then changes the pool's status to `desired`, which has the additional claims. Each of
+    /// the two patches has the resourceVersion that it was computed from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -121,8 +122,8 @@ impl ApiWriter {
     ///
     /// The CRD may have the status subresource or not, and another CRD may replace it at any time.
     /// A write to a missing subresource fails with 404, and is repeated as a plain write. A plain
-    /// write leaves the status unchanged if the CRD has the subresource. This failure counts as a
-    /// conflict, and the next write uses the subresource.
+    /// write leaves the status unchanged if the CRD has the subresource. A plain write without an
+    /// effect counts as a conflict, and the next write uses the subresource.
     pub async fn write_pool_status(
         &self,
         name: &str,
@@ -204,8 +205,8 @@ impl ApiWriter {
         self.count(kind, answer).map(|object| object.metadata)
     }
 
-    /// Fails if this process does not lead. Callers check it before they write to another server,
-    /// such as a Rancher.
+    /// Fails if this process does not lead. Callers also use this check before each write to
+    /// another server, such as a Rancher.
     pub fn check_leadership(&self) -> Result<(), CallError> {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
     }
@@ -221,8 +222,9 @@ fn typed<K: DeserializeOwned>(kind: &str, object: &Value) -> Result<K, CallError
         .map_err(|error| CallError::not_sent(kind, kube::Error::SerdeError(error)))
 }
 
-/// Whether a write of `desired` would change the status `stored`. With `plain`, the fields that
-/// only the operator's schema has are not compared: a server with Harvester's schema drops them.
+/// Whether a write of `desired` would change the status `stored`. If `plain` is true, the fields
+/// that only the operator's schema has are not compared: a server with Harvester's schema drops
+/// them.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;
