@@ -1,5 +1,6 @@
-//! Leadership by the Go controller's Lease, so that the Go controller and this operator exclude
-//! each other. The rules, and why no crate fits, are in [`crate::domain::leader_election`].
+//! Leadership by a Lease. For the operator, this is the Go controller's Lease, so that the Go
+//! controller and the operator exclude each other. The rules, and why no crate fits, are in
+//! [`crate::domain::leader_election`].
 //!
 //! [`Leadership`] is a claim with an expiry. Each writer checks [`Leadership::is_current`] at the
 //! moment of writing. A claim that could not be renewed ends by itself, and [`LeadershipClaim`]
@@ -36,15 +37,16 @@ use crate::domain::leader_election::{
 };
 use crate::locks::lock;
 
-/// Number of consecutive failed calls about the Lease after which an expired claim becomes
-/// [`LeadershipClaim::Silent`]. A single failed call does not suffice: this process may have been
-/// frozen during that call, while the API server worked.
+/// Number of consecutive failed rounds of the elector after which an expired claim becomes
+/// [`LeadershipClaim::Silent`]. A single failed round does not suffice: this process may have been
+/// frozen during that round, while the API server worked.
 const SILENT: u32 = 2;
 
 /// State of this process's claim on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeadershipClaim {
-    /// No claim: this process never held the Lease, or observed that another process took it.
+    /// No claim: this process never held the Lease, has released it, or has observed that the Lease
+    /// no longer names this process.
     Lost,
     /// Expired claim: the API server does not answer. Another process may have taken the Lease
     /// after the expiry.
@@ -62,7 +64,8 @@ pub struct ReplicaNotes {
     pub answer: Option<String>,
 }
 
-/// Leadership of this process.
+/// Leadership of this process: its claim on the Lease, and the messages in the Lease. The elector
+/// changes the claim, and all writers check it.
 #[derive(Debug)]
 pub struct Leadership {
     started: Duration,
@@ -160,12 +163,12 @@ impl Leadership {
         notes
     }
 
-    /// Time since the end of the elector's last round, whether the round succeeded or failed.
+    /// Time since the end of the elector's last round, successful or failed.
     pub fn silence(&self) -> Duration {
         self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
     }
 
-    /// Whether the elector has finished a round, whether the round succeeded or failed.
+    /// Whether the elector has finished a round, successful or failed.
     pub fn has_finished_round(&self) -> bool {
         self.last_round.load(Ordering::Relaxed) > 0
     }
@@ -209,7 +212,7 @@ impl Leadership {
 enum RoundResult {
     /// Pause before the next round.
     Pause(Duration),
-    /// The process must end, because the API server's store went back in time.
+    /// The process must end, because the API server's store has gone back to an older state.
     End(StoreWentBack),
 }
 
@@ -218,7 +221,7 @@ enum RoundResult {
 pub struct LeaderElector {
     api: Api<Lease>,
     name: String,
-    /// Namespace and name, for logs.
+    /// Namespace and name of the Lease, for logs.
     key: String,
     me: String,
     pace: ElectionPace,
@@ -238,7 +241,7 @@ impl LeaderElector {
     }
 
     /// Competes for the Lease until this future is dropped. Returns only if the API server's store
-    /// has gone back in time. The process must then end.
+    /// has gone back to an older state. The process must then end.
     pub async fn run(&self, leadership: &Leadership) -> StoreWentBack {
         let mut observer = LeaseObserver::default();
         let deadline = self.pace.deadline();
@@ -408,8 +411,8 @@ impl LeaderElector {
     }
 }
 
-/// Sets the question in the annotations. `None` removes it. If the question changes, the answer to
-/// the old question is removed.
+/// Sets the question in the annotations. `None` removes the question. If the question changes, the
+/// answer to the old question is removed.
 fn put_question(annotations: &mut BTreeMap<String, String>, question: Option<String>) {
     if annotations.get(ANNOTATION_LEASE_QUESTION) != question.as_ref() {
         annotations.remove(ANNOTATION_LEASE_ANSWER);

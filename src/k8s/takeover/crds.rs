@@ -56,6 +56,7 @@ impl TakeoverClient {
     }
 
     /// Replaces the versions in the spec of the CRD `name` with the versions of the operator's CRD.
+    /// Records the former versions in the annotation [`ANNOTATION_FORM`].
     pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let operator = serde_json::to_value(self.operator().await?)?;
