@@ -39,7 +39,7 @@ pub struct RecordClient {
 }
 
 impl RecordClient {
-    /// A client with the rights of `client`.
+    /// Creates a client that sends its calls through `client`.
     pub fn new(client: Client, metrics: Metrics) -> Self {
         Self { client, metrics }
     }

@@ -1,4 +1,4 @@
-//! Calls of the API server: each has a deadline, and its error names the call.
+//! Calls to the API server: each has a deadline, and its error names the call.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +17,7 @@ use super::{CALL_DEADLINE, CallError};
 pub struct ApiCall(Box<str>);
 
 impl ApiCall {
-    /// A name with the text `text`.
+    /// Creates a call's name from `text`.
     pub fn new(text: impl Into<Box<str>>) -> Self {
         Self(text.into())
     }
@@ -76,7 +76,7 @@ pub(crate) async fn run_call<T>(
     }
 }
 
-/// Reads of the objects of one kind. Each method sends one call.
+/// Reads of the objects of one kind. Each method whose name begins with `call_` sends one call.
 pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     /// Client for the objects of the kind.
     fn api(&self) -> &Api<K>;
@@ -89,7 +89,8 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         TimedApi { api: self.api(), deadline }
     }
 
-    /// Name of a call that concerns the object `name`, or a part of that object.
+    /// Name of a call about the object `name`, or about a part of that object, such as
+    /// `web/status`.
     fn name_call(&self, method: &str, name: &str) -> ApiCall {
         ApiCall::new(format!("{method} {}/{name}", self.api().resource_url()))
     }
@@ -98,13 +99,14 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get(name)).await
     }
 
-    /// The object. `None`: the API server answered that the object does not exist. Any other 404,
-    /// for example of a proxy or for a kind that is not served, is an error.
+    /// Reads the object `name`. `None`: the API server answered that the object does not exist. Any
+    /// other 404, for example of a proxy or for a kind that is not served, is an error.
     async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
     }
 
-    /// The object. `None`: the object does not exist, or its kind is not served (any 404).
+    /// Reads the object `name`. `None`: the object does not exist, or its kind is not served (any
+    /// 404).
     async fn call_get_if_served(&self, name: &str) -> Result<Option<K>, CallError> {
         match self.call_get(name).await {
             Ok(object) => Ok(Some(object)),

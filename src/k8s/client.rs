@@ -24,9 +24,9 @@ use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Time without a call after which a connection is closed. In this time, the API server may have
-/// become unresponsive. The next call on this connection would then fail only at the deadline of
-/// the call.
+/// Time without a call after which a connection is closed. After a longer time, the API server at
+/// the other end may have become unresponsive, and the next call on the connection would fail only
+/// at its deadline.
 const IDLE: Duration = Duration::from_secs(3);
 /// Time without data before the kernel's first keepalive probe of a connection, and the interval
 /// between two of these probes.
@@ -34,16 +34,16 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Number of unanswered keepalive probes after which a connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Connects with the file `kubeconfig`. `None`: uses the file in `KUBECONFIG` or the default file,
-/// or the configuration of the pod if there is no such file.
+/// Creates a client with the file `kubeconfig`. `None`: with the file in `KUBECONFIG` or the
+/// default file, or with the configuration of the pod if there is no such file.
 ///
-/// The client's own retries are off, because these retries would repeat POSTs too. Each caller
+/// The retries of kube's client are off, because these retries would repeat POSTs too. Each caller
 /// decides when a retry is safe.
 pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
     through(config(kubeconfig).await?, metrics)
 }
 
-/// Connects as [`connect`] does, but with `patience` as the connect timeout.
+/// Creates a client as [`connect`] does, but with `patience` as the connect timeout.
 pub async fn connect_within(
     patience: Duration,
     kubeconfig: Option<&Path>,
@@ -54,8 +54,8 @@ pub async fn connect_within(
     through(config, metrics)
 }
 
-/// Connects as [`connect_within`] does, but the client cannot write. Returns the client (field 0),
-/// and the list to which the client adds each refused read (field 1).
+/// Creates a client as [`connect_within`] does, but this client cannot write. Returns the client
+/// (field 0), and the list to which the client adds each refused read (field 1).
 pub async fn connect_read_only(
     patience: Duration,
     kubeconfig: Option<&Path>,
@@ -67,7 +67,8 @@ pub async fn connect_read_only(
     Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
 }
 
-/// Configuration of the client: server, credentials, connect timeout.
+/// Configuration of a client: server, credentials and connect timeout. `kubeconfig`: as in
+/// [`connect`].
 pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
@@ -85,16 +86,16 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// A client with this configuration and its own connections. Its calls are counted.
+/// Creates a client with this configuration and its own connections. The metrics count its calls.
 ///
-/// The client differs from kube's own client only in its connections: each connection has
-/// deadlines, and is closed when it is idle. kube has no setting that closes idle connections.
+/// The connections differ from those of kube's own client: each connection has deadlines, and is
+/// closed when it is idle. kube has no setting that closes idle connections.
 pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     assemble(config, None, metrics)
 }
 
-/// A client as [`through`] makes it. With `refusals`, the client only reads, and adds each refused
-/// read to `refusals`.
+/// Creates a client as [`through`] does. If `refusals` is set, the client only reads, and adds each
+/// refused read to `refusals`.
 fn assemble(
     config: Config,
     refusals: Option<RefusedReads>,
@@ -142,7 +143,8 @@ fn assemble(
         .build())
 }
 
-/// Counts the calls of all clones of a client, and notes when the API server accepts a watch.
+/// HTTP service that counts the calls of a client and its clones in the metrics. Also records there
+/// when the API server accepts a watch.
 #[derive(Clone)]
 struct CallCounter<S> {
     inner: S,

@@ -39,11 +39,12 @@ use crate::domain::credentials::guest_account::{
     ObjectRemoval, SHARED_NAMESPACES, StoredAccount, StoredBinding, TOKEN_TYPE, TokenSecret,
 };
 
-/// Longest wait for an answer or a connection. The value is large, because the command runs in a
-/// terminal and nothing else waits for it.
+/// Deadline of one call, and of the setup of a connection. The value is large, because the command
+/// runs in a terminal and nothing else waits for it. If a connection brings no data, its call fails
+/// earlier, after [`super::SILENCE`].
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Pause between two tries to list a kind that is not yet served.
+/// Pause between two tries to list TokenRotations while the API server answers 429.
 const MOMENT: Duration = Duration::from_millis(500);
 
 /// Client for the ServiceAccounts, RBAC objects and token Secrets of guest clusters.
@@ -314,7 +315,7 @@ struct SignedStatus {
     token: Zeroizing<String>,
 }
 
-/// An object with the values of a Secret.
+/// Object to create, with the values of a Secret.
 #[derive(Serialize)]
 struct ObjectWithValues<'a> {
     #[serde(flatten)]
@@ -323,8 +324,8 @@ struct ObjectWithValues<'a> {
 }
 
 impl ObjectWithValues<'_> {
-    /// Serializes into one preallocated buffer, because a growing buffer would leave copies of the
-    /// values in memory.
+    /// JSON text of the object, in one preallocated buffer. A growing buffer would leave copies of
+    /// the values in memory.
     fn text(&self) -> Result<Vec<u8>, CallError> {
         let values = self.data.iter().map(|(key, value)| key.len() + value.len() + 16);
         let mut text = Vec::with_capacity(4096 + values.sum::<usize>());

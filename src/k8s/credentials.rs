@@ -2,9 +2,8 @@
 //! tokens are bound to.
 //!
 //! Invariants:
-//! * A Secret's value is parsed here and not by the library, because the library logs text that it
-//!   cannot parse.
-//! * Times are taken from the API server's clock.
+//! * A Secret's value is parsed here and not by kube, because kube logs text that it cannot parse.
+//! * Times are taken from the API server's clock, if its answers have a date.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -106,7 +105,8 @@ impl RawAnswer {
     }
 }
 
-/// Sends one call with the deadline [`CALL_DEADLINE`]. Returns the answer with any HTTP status.
+/// Sends one call with the deadline [`CALL_DEADLINE`]. Returns the answer even if its HTTP status
+/// is an error.
 pub(super) async fn raw(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
@@ -145,7 +145,8 @@ pub struct CredentialReader {
 }
 
 impl CredentialReader {
-    /// A reader with the rights of `client`. `config` is the configuration of `client`.
+    /// Creates a reader that sends its calls through `client`. `config` is the configuration of
+    /// `client`.
     pub fn new(client: Client, config: Config, metrics: Metrics) -> Self {
         Self { client, config, metrics }
     }

@@ -4,7 +4,8 @@
 //!
 //! kube's `Recorder` counts repeated Events in one object, but writes as often as it is called.
 //! client-go's filter gives each source and object a budget of its own, 25 Events and then one in
-//! five minutes. Here one budget limits all Events, because their sum is what slows writes.
+//! five minutes. Here one budget limits all Events, because all of them together slow the other
+//! writes.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};

@@ -1,6 +1,7 @@
-//! Parses objects that may not fit their type, so that such an object does not affect the others.
+//! Parses the objects of lists and watches. An object that does not fit its type becomes an error
+//! of its own, so that the other objects can still be read.
 //!
-//! The library's own guard copies each object twice, as a tree of values, before the object is
+//! kube's `DeserializeGuard` copies each object twice, as a tree of values, before the object is
 //! parsed. These copies were most of the cost of reading VMs. The guard here keeps the text until
 //! the object has been parsed.
 

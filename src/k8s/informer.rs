@@ -18,9 +18,9 @@ use super::guard::{Guard, ObjectMisfit};
 use super::request_path::resource_at;
 use crate::metrics::Metrics;
 
-/// Duration of a watch, in seconds. The API server sends a bookmark two seconds before a watch
-/// ends. So a connection that brings no data for longer than [`super::SILENCE`] is dead. The next
-/// watch resumes from the bookmark, with one call and without a list.
+/// Duration of a watch, in seconds. It is shorter than [`super::SILENCE`], so a connection that
+/// brings no data for that time is dead. The API server sends a bookmark two seconds before a watch
+/// ends. The next watch resumes from the bookmark, with one call and without a list.
 pub const WATCH_SECONDS: u32 = 8;
 
 /// Event of an informer.
@@ -85,8 +85,8 @@ pub async fn watch<K>(
     run(api, config, metrics, known, Ok, on_event).await;
 }
 
-/// Watches objects as [`watch`] does, but an object that does not fit its type does no harm: it is
-/// logged and counted, and its metadata is reported.
+/// Watches objects as [`watch`] does, but goes on after an object that does not fit its type. Such
+/// an object is logged and counted, and reported as [`ObjectEvent::Unreadable`].
 pub async fn watch_guarded<K>(
     api: Api<Guard<K>>,
     config: Config,
@@ -172,7 +172,8 @@ async fn run<T, K>(
 struct UnlistedKeys(HashSet<String>);
 
 impl UnlistedKeys {
-    /// Converts an event of the library's watcher, and passes it to `on_event`.
+    /// Converts an event of kube-runtime's watcher into events of the informer, and passes them to
+    /// `on_event`.
     fn report<T: Resource, K>(
         &mut self,
         event: Event<T>,
@@ -223,9 +224,9 @@ impl Drop for WatchRegistration<'_> {
 /// Delays before a failed list or watch is tried again. A delay is at most [`LAST_DELAY`] plus
 /// jitter.
 ///
-/// The library's own delays begin at 800 ms, which is too long for a guest that waits. For example,
-/// an API server that has just received a CRD rejects the first watch, and accepts the next watch
-/// soon after.
+/// kube-runtime's own delays begin at 800 ms, which is too long for a guest that waits. For
+/// example, an API server that has just received a CRD rejects the first watch, and accepts the
+/// next watch soon after.
 struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
 /// Longest delay before a failed list or watch is tried again, without jitter.
@@ -242,7 +243,7 @@ impl Iterator for RetryDelays {
 }
 
 impl Backoff for RetryDelays {
-    /// Does nothing. The library calls `reset` at each event that is not an error, and even a
+    /// Does nothing. kube-runtime calls `reset` at each event that is not an error, and even a
     /// failed list begins with such an event. So only the time [`FORGIVEN`] resets the delays.
     fn reset(&mut self) {}
 }

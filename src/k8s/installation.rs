@@ -1,5 +1,5 @@
-//! Reads and writes what admission needs from the API server: its Secret, the webhook
-//! configurations, and this operator's own user name.
+//! Reads and writes the objects that admission needs: its Secret, the webhook configurations, and
+//! the CRD with the conversion webhook. "Configuration" means one of the latter two.
 //!
 //! Invariants:
 //! * The Secret and the configurations are accessed one by one, by name, because the rights in
@@ -256,7 +256,7 @@ fn sealed(secret: Secret) -> VersionedSecret {
 }
 
 /// The fields of a configuration that decisions use. Of a CRD's versions, only the names are
-/// included: their schemas are most of a CRD's size.
+/// included, because the versions' schemas are most of a CRD's size.
 fn value(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);

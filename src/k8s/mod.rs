@@ -2,7 +2,8 @@
 //! reads themselves, but every write goes through this module.
 //!
 //! Invariants:
-//! * Every call has a deadline, and its error names the call ([`calls`]).
+//! * Every call has a deadline, and its error names the call ([`calls`]). The lists and watches of
+//!   informers have the limit [`SILENCE`] instead.
 //! * Every write is refused when this process does not lead. Exceptions:
 //!   * the writes of the Lease and of Events, the writes for admission, and the writes of the
 //!     `cloud-config` and `takeover` commands;
@@ -17,7 +18,8 @@
 //!     annotation;
 //!   * the deletion of a bound Secret, because its name is never used again.
 
-/// Gives a wrapper type the kind of the wrapped type.
+/// Implements the items of `Resource` that name the kind, for a wrapper type. The kind is that of
+/// the wrapped type `$wrapped`.
 macro_rules! kind_of {
     ($wrapped:ident) => {
         type DynamicType = <$wrapped as Resource>::DynamicType;
@@ -74,11 +76,13 @@ use crate::metrics::Metrics;
 /// call had an effect.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Longest silence of a connection to the API server while an answer is due. Single calls end
-/// earlier, at [`CALL_DEADLINE`], so this limit applies to lists and watches.
+/// Longest silence of a connection to the API server while an answer is due. Calls with the
+/// deadline [`CALL_DEADLINE`] end earlier. So the limit ends the lists and watches of informers,
+/// and the calls of commands, whose deadlines are longer.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
-/// Reason why a call failed, with the name of the call. Callers distinguish only these reasons.
+/// Reason why a call failed, for most reasons with the name of the call. Callers distinguish only
+/// these reasons.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// A conflict: another client changed or created the object first (409).
@@ -94,7 +98,8 @@ pub enum CallError {
     /// Refusal of a write, because this process does not lead.
     #[error("this process is not the leader")]
     NotLeader,
-    /// The call was refused, or it is unknown whether it had an effect.
+    /// Any other failure: the call was refused or not sent, or it is unknown whether the call had
+    /// an effect.
     #[error(transparent)]
     Other(Box<FailedCall>),
     /// The API server gave no answer before the deadline. It is unknown whether the call had an
@@ -123,7 +128,7 @@ impl CallError {
         }
     }
 
-    /// Converts the error of the call `call`.
+    /// Converts an error of kube's client into the reason why `call` failed.
     fn new(call: ApiCall, error: kube::Error) -> Self {
         match &error {
             // The reasons "Conflict" and "AlreadyExists" have the same code, 409.

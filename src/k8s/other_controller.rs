@@ -1,6 +1,6 @@
 //! Reports a controller other than this operator that holds the Lease: by log, Event and metric,
-//! and by a condition on each LoadBalancer that it leaves without an address and without another
-//! condition.
+//! and by a condition on each LoadBalancer that this controller leaves without an address and
+//! without another condition.
 //!
 //! While another controller holds the Lease, this module also removes the status subresource of
 //! IPPool. With this subresource, the API server would drop the claims that the other controller
@@ -55,7 +55,7 @@ pub struct LeaseHolderWatch {
 }
 
 impl LeaseHolderWatch {
-    /// Runs until the process ends.
+    /// Reports each other controller that holds the Lease, until the process ends.
     pub async fn run(self) {
         let mut other = self.leadership.other_controller();
         loop {
@@ -88,9 +88,9 @@ impl LeaseHolderWatch {
         self.events.warning(lease, reason::OTHER_CONTROLLER, note);
     }
 
-    /// Removes the status subresource of IPPool, again and again, because a chart or an admin may
-    /// put the subresource back. `holder`: identity of the other controller that holds the Lease.
-    /// `None`: there is no such controller, and this future never ends.
+    /// Removes the status subresource of IPPool after each interval [`CHECK_FORM`], because a chart
+    /// or an admin may put the subresource back. `holder`: identity of the other controller that
+    /// holds the Lease. `None`: there is no such controller, and this future never ends.
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
@@ -128,9 +128,9 @@ impl LeaseHolderWatch {
     }
 
     /// Writes the condition with the holder's name to each LoadBalancer that has existed for
-    /// [`UNANSWERED`] seconds, and has neither an address nor a condition of another author.
-    /// `holder`: identity of the other controller that holds the Lease. `None`: there is no such
-    /// controller, and this future never ends.
+    /// [`UNANSWERED`] seconds, and has neither an address nor a condition `Ready` of another
+    /// author. `holder`: identity of the other controller that holds the Lease. `None`: there is no
+    /// such controller, and this future never ends.
     async fn answer_for(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {

@@ -1,5 +1,4 @@
-//! Reads objects as the API server has them now, for modules that may not call the API server
-//! themselves.
+//! Reads for admission: objects as the API server has them now, not as the views have them.
 
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use super::views::Views;
 use crate::api::{IPPool, LoadBalancer};
 use crate::domain::pools::conflict::PoolFacts;
 
-/// Number of pools that are read at the same time.
+/// Maximum number of pools that are read at the same time.
 const READS: usize = 16;
 
 /// Reader of objects. Each call has the deadline [`super::CALL_DEADLINE`].
@@ -22,7 +21,7 @@ const READS: usize = 16;
 pub struct ApiReader(Client);
 
 impl ApiReader {
-    /// A reader with the rights of `client`.
+    /// Creates a reader that sends its calls through `client`.
     pub fn new(client: Client) -> Self {
         Self(client)
     }
