@@ -1,4 +1,4 @@
-//! Stores of objects. The events of one watch, or of one informer, keep each of them current.
+//! Stores of objects. The events of one watch, or of one informer, keep each store current.
 
 use std::collections::HashSet;
 
@@ -17,8 +17,8 @@ use super::informer::key;
 pub struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static>(Writer<K>);
 
 impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> Default for StoreWriter<K> {
-    /// Writer of a new store. A controller waits until its store is ready, so the store is marked
-    /// ready at once.
+    /// Writer of a new, empty store. The store is marked as ready at once, because kube-runtime's
+    /// `Controller` reconciles nothing before its store is ready.
     fn default() -> Self {
         let mut writer = Writer::default();
         writer.apply_watcher_event(&Event::InitDone);

@@ -118,8 +118,8 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     .collect()
 }
 
-/// Allocated addresses of LoadBalancers, by the LoadBalancer's `namespace/name`. Addresses that
-/// kube-vip leases are omitted.
+/// Allocated addresses of LoadBalancers, by the LoadBalancer's `namespace/name`. LoadBalancers
+/// whose address kube-vip leases are omitted.
 pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, String>> {
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut Vec::new()).await?;
     let address = |lb: &LoadBalancer| {
