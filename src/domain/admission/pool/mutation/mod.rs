@@ -2,8 +2,8 @@
 //!
 //! The API server checks the schema between mutation and validation. The schema refuses a value of
 //! the wrong type with a text that does not help a user who copied an example. So mutation refuses
-//! such a value first, and names the right form. The API server drops unknown fields even before
-//! mutation.
+//! such a value first, and names the right form. The API server drops unknown fields before
+//! mutation. It warns of them, or refuses them, itself, as the client asks (KEP-2885).
 
 use serde_json::{Map, Value, json};
 
@@ -11,18 +11,7 @@ use super::super::{AdmissionAnswer, AdmissionRequest, Operation};
 use super::{leaves, text};
 use api::{LABEL_GLOBAL_POOL, LABEL_VID};
 
-const SPEC: [&str; 7] = [
-    "description",
-    "ranges",
-    "selector",
-    "state",
-    "quota",
-    "releaseCooldownSeconds",
-    "conflictProbe",
-];
-const SELECTOR: [&str; 3] = ["priority", "network", "scope"];
 const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
-const RANGE: [&str; 5] = ["subnet", "rangeStart", "rangeEnd", "gateway", "exclude"];
 
 /// Sets the labels that Harvester's own webhook sets, restores an omitted status, and refuses
 /// common mistakes. Each refusal names the right form. The schema's own refusal would only name
@@ -115,25 +104,9 @@ fn warn_of_flag(request: &AdmissionRequest<'_>, object: &Value, answer: &mut Adm
 }
 
 fn check(spec: &Value, answer: &mut AdmissionAnswer) {
-    let Some(fields) = spec.as_object() else { return };
-    for (field, place) in [
-        ("network", "spec.selector.network"),
-        ("priority", "spec.selector.priority"),
-        ("scope", "spec.selector.scope"),
-        ("subnet", "spec.ranges[0].subnet"),
-        ("gateway", "spec.ranges[0].gateway"),
-        ("rangeStart", "spec.ranges[0].rangeStart"),
-        ("rangeEnd", "spec.ranges[0].rangeEnd"),
-        ("exclude", "spec.ranges[0].exclude"),
-    ] {
-        if fields.contains_key(field) {
-            answer.refuse(
-                format!("spec.{field}"),
-                format!("has no effect here: its place is {place}"),
-            );
-        }
+    if !spec.is_object() {
+        return;
     }
-    unknown(fields, "spec", &SPEC, answer);
     check_text(&spec["description"], "spec.description", "text", answer);
     check_ranges(&spec["ranges"], answer);
     check_selector(&spec["selector"], answer);
@@ -159,7 +132,6 @@ fn check_ranges(ranges: &Value, answer: &mut AdmissionAnswer) {
             answer.refuse(path, format!("must be an object: - subnet: {}", clip(right)));
             continue;
         };
-        unknown(fields, &path, &RANGE, answer);
         if fields.get("subnet").is_none_or(Value::is_null) {
             answer
                 .refuse(format!("{path}.subnet"), "is missing: a network, such as 192.168.1.0/24");
@@ -181,15 +153,13 @@ fn check_ranges(ranges: &Value, answer: &mut AdmissionAnswer) {
 }
 
 fn check_selector(selector: &Value, answer: &mut AdmissionAnswer) {
-    let fields = match selector {
-        Value::Null => return,
-        Value::Object(fields) => fields,
-        _ => {
-            let right = "must be an object: {priority: 10, network: namespace/name, scope: [...]}";
-            return answer.refuse("spec.selector", right);
-        }
-    };
-    unknown(fields, "spec.selector", &SELECTOR, answer);
+    if selector.is_null() {
+        return;
+    }
+    if !selector.is_object() {
+        let right = "must be an object: {priority: 10, network: namespace/name, scope: [...]}";
+        return answer.refuse("spec.selector", right);
+    }
     check_text(
         &selector["network"],
         "spec.selector.network",
@@ -208,27 +178,18 @@ fn check_selector(selector: &Value, answer: &mut AdmissionAnswer) {
             );
         }
     }
-    for field in SCOPE {
-        if fields.contains_key(field) {
-            answer.refuse(
-                format!("spec.selector.{field}"),
-                format!("has no effect here: its place is spec.selector.scope[0].{field}"),
-            );
-        }
-    }
     match &selector["scope"] {
         Value::Null => {}
         Value::Array(list) => {
             for (index, entry) in list.iter().enumerate() {
                 let path = format!("spec.selector.scope[{index}]");
-                let Some(fields) = entry.as_object() else {
+                if !entry.is_object() {
                     answer.refuse(
                         path,
                         "must be an object: {project: \"*\", namespace: \"*\", guestCluster: \"*\"}",
                     );
                     continue;
-                };
-                unknown(fields, &path, &SCOPE, answer);
+                }
                 for field in SCOPE {
                     check_text(&entry[field], &format!("{path}.{field}"), "text, or \"*\"", answer);
                 }
@@ -263,34 +224,6 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut AdmissionAnswe
         }
         _ => answer.refuse(path, format!("must be {what}")),
     }
-}
-
-/// Warns of fields that are not in `known`. An API server that has not dropped such a field before
-/// mutation drops it after mutation, without a warning. `path`: path of `fields` in the object.
-fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut AdmissionAnswer) {
-    for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
-        let at = format!("{path}.{}", clip(field));
-        let is_refused = answer.refusals.iter().any(|refusal| refusal.field == at);
-        if is_refused {
-            continue;
-        }
-        match known.iter().find(|known| alike(field, known)) {
-            Some(meant) => {
-                answer.warn(format!("{at} is unknown and dropped: did you mean {meant}?"));
-            }
-            None => answer.warn(format!("{at} is unknown and dropped")),
-        }
-    }
-}
-
-/// Whether two names are the same, apart from case, dashes, and one letter that is added, missing,
-/// replaced, or swapped with its neighbour.
-fn alike(a: &str, b: &str) -> bool {
-    let plain = |text: &str| -> String {
-        let letters = text.chars().filter(|c| c.is_alphanumeric());
-        letters.flat_map(char::to_lowercase).take(40).collect()
-    };
-    strsim::osa_distance(&plain(a), &plain(b)) <= 1
 }
 
 /// Text from a request, cut for a message: 50 characters at most, without control characters.

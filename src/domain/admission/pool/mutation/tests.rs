@@ -47,20 +47,6 @@ fn what_does_not_fit_is_refused_with_the_form_that_does() {
             "spec.selector.network: must be namespace/name of a network, not a list",
         ),
         (
-            json!({"ranges": sound, "selector": {"namespace": "ns"}}),
-            "spec.selector.namespace: has no effect here: its place is spec.selector.scope[0].namespace",
-        ),
-        (
-            json!({"ranges": sound, "network": "ns/x"}),
-            "spec.network: has no effect here: its place is spec.selector.network",
-        ),
-        (json!({"ranges": sound, "priority": 3}), "spec.priority: has no effect here"),
-        (json!({"ranges": sound, "scope": []}), "spec.scope: has no effect here"),
-        (
-            json!({"subnet": "10.0.0.0/24"}),
-            "spec.subnet: has no effect here: its place is spec.ranges[0].subnet",
-        ),
-        (
             json!({"ranges": {"subnet": "10.0.0.0/24"}}),
             "spec.ranges: must be a list: - subnet: 192.168.1.0/24",
         ),
@@ -91,23 +77,6 @@ fn what_does_not_fit_is_refused_with_the_form_that_does() {
     for spec in [Value::Null, json!("text"), json!([]), json!({"ranges": sound})] {
         assert_eq!(refusals(&mutated(&pool(&spec), None, None)), Vec::<String>::new(), "{spec}");
     }
-}
-
-#[test]
-fn unknown_fields_give_a_warning() {
-    let sound = json!([{"subnet": "10.0.0.0/24", "rangestart": "10.0.0.9", "excludes": []}]);
-    let spec =
-        json!({"ranges": sound, "selectors": {}, "selector": {"prioriyt": 3, "colour": "red"}});
-    let mut warnings = mutated(&pool(&spec), None, None).warnings;
-    warnings.sort();
-    let expected = [
-        "spec.ranges[0].excludes is unknown and dropped: did you mean exclude?",
-        "spec.ranges[0].rangestart is unknown and dropped: did you mean rangeStart?",
-        "spec.selector.colour is unknown and dropped",
-        "spec.selector.prioriyt is unknown and dropped: did you mean priority?",
-        "spec.selectors is unknown and dropped: did you mean selector?",
-    ];
-    assert_eq!(warnings, expected);
 }
 
 #[test]
