@@ -36,6 +36,7 @@ use crate::domain::load_balancer::{bounds, facts};
 use crate::domain::vm_backends::listeners::{self, ServingStatus};
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCall, ApiCalls as _};
+use crate::k8s::trimmed::LbTrimming;
 use crate::prober::Prober;
 use crate::turns::{CallerTurn, Turns};
 
@@ -47,6 +48,10 @@ const WRITES_AT_ONCE: usize = 8;
 /// address and for deleted LoadBalancers, because a guest waits for these writes. Each write uses a
 /// connection of its own, and more connections do not make an API server faster.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
+/// Maximum number of large LoadBalancers ([`LbTrimming::large`]) that are served and published at the
+/// same time. More of them at a time gain nothing, because each takes as much longer. But an API
+/// server without a free core then delivers the events of all LoadBalancers late.
+const LARGE_AT_ONCE: usize = 2;
 /// Maximum number of objects that are held whole in memory at the same time. An object is held
 /// whole if a view has only a part of it. The object's size is at most 1.5 MiB, the limit of etcd.
 const WHOLE_AT_ONCE: usize = 8;
@@ -70,6 +75,7 @@ pub struct LbContext {
     /// another tenant.
     writes: Turns<String>,
     awaited_writes: Turns<String>,
+    large: Turns<String>,
     whole: Turns<String>,
     began: Instant,
     failures: FailedReconciles<ObjectRef<LoadBalancer>>,
@@ -88,6 +94,7 @@ impl LbContext {
             began: Instant::now(),
             writes: Turns::new(WRITES_AT_ONCE),
             awaited_writes: Turns::new(AWAITED_WRITES_AT_ONCE),
+            large: Turns::new(LARGE_AT_ONCE),
             whole: Turns::new(WHOLE_AT_ONCE),
             failures,
             made: tokio::sync::Mutex::default(),
@@ -158,6 +165,8 @@ struct ObservedLb {
     /// Whether `lb` lacks some finalizers or conditions. A write of either list must contain all
     /// entries.
     partial: bool,
+    /// Whether the stored object was large when a view last observed it.
+    large: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
     /// Turn to hold the object whole: one of [`WHOLE_AT_ONCE`]. `None`: the object is not held
@@ -196,12 +205,13 @@ async fn reconcile_until_settled(
     let _turn = ctx.shared.metrics.reconciling();
     let mut observed = observe(seen.clone(), &ctx);
     for _ in 0..REPETITIONS {
-        let is_large = observed.partial || observed.place.is_some();
+        let needs_whole = observed.partial || observed.place.is_some();
+        let large = observed.large;
         let again = match reconcile(observed, &ctx).await {
             Ok(again) => again,
-            Err(ReconcileError::Outdated) => match observe_again(&seen, is_large, &ctx).await? {
+            Err(ReconcileError::Outdated) => match observe_again(&seen, needs_whole, &ctx).await? {
                 Some(now) => {
-                    observed = now;
+                    observed = ObservedLb { large, ..now };
                     continue;
                 }
                 None => give_back(&seen, &ctx).await?,
@@ -238,6 +248,10 @@ async fn reconcile(
         Allocation::Unobserved => return Ok(None),
     };
     let lb = &observed.lb;
+    let _turn = match lb.namespace().filter(|_| observed.large) {
+        Some(namespace) => Some(ctx.large.take(namespace).await),
+        None => None,
+    };
     let leased = leasing::again(&outcome);
     let again = match Box::pin(serve::serve(lb, outcome, ctx)).await? {
         Some(served) => {
@@ -263,25 +277,25 @@ async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), Reconcile
 }
 
 fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
-    let partial = ctx.shared.views.is_partial(&lb);
-    ObservedLb { lb, partial, fresh: false, place: None }
+    let LbTrimming { partial, large } = ctx.shared.views.trimming(&lb);
+    ObservedLb { lb, partial, large, fresh: false, place: None }
 }
 
-/// Reads the object from the API server. A large object is returned whole. Other objects are
-/// trimmed to the part that a view has. `None`: the object is gone, or another object has its name
+/// Reads the object from the API server. If `needs_whole` is true, returns the whole object,
+/// otherwise the part that a view has. `None`: the object is gone, or another object has its name
 /// now.
 async fn observe_again(
     lb: &LoadBalancer,
-    is_large: bool,
+    needs_whole: bool,
     ctx: &LbContext,
 ) -> Result<Option<ObservedLb>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.shared.client.clone(), &namespace);
-    let place = if is_large { Some(ctx.whole.take(namespace).await) } else { None };
+    let place = if needs_whole { Some(ctx.whole.take(namespace).await) } else { None };
     let now = Box::pin(api.call_get_if_served(&lb.name_any())).await?;
     Ok(now.filter(|now| now.uid() == lb.uid()).map(|mut now| {
-        let partial = !is_large && bounds::trim(&mut now);
-        ObservedLb { lb: Arc::new(now), partial, fresh: true, place }
+        let partial = !needs_whole && bounds::trim(&mut now);
+        ObservedLb { lb: Arc::new(now), partial, large: false, fresh: true, place }
     }))
 }
 

@@ -6,7 +6,6 @@ use kube::ResourceExt;
 use serde_json::Value;
 
 use super::{LbContext, ObservedLb, ReconcileError, ServingOutcome};
-use crate::api::LoadBalancer;
 use crate::domain::load_balancer::{facts, status};
 use crate::domain::object_fields::rfc3339;
 use crate::k8s::CallError;
@@ -27,7 +26,7 @@ pub(super) async fn publish(
     if *partial {
         return Err(ReconcileError::Outdated);
     }
-    write(lb, &patch, ctx).await.map_err(unless_outdated)?;
+    write(observed, &patch, ctx).await.map_err(unless_outdated)?;
     Ok(true)
 }
 
@@ -38,7 +37,7 @@ pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(
     if observed.partial {
         return Err(ReconcileError::Outdated);
     }
-    write(&observed.lb, &patch, ctx).await.map_err(unless_outdated)
+    write(observed, &patch, ctx).await.map_err(unless_outdated)
 }
 
 /// Writes annotations of the LoadBalancer.
@@ -47,7 +46,7 @@ pub(super) async fn annotate(
     patch: &Value,
     ctx: &LbContext,
 ) -> Result<(), ReconcileError> {
-    write(&observed.lb, patch, ctx).await.map_err(unless_outdated)
+    write(observed, patch, ctx).await.map_err(unless_outdated)
 }
 
 fn unless_outdated(error: CallError) -> ReconcileError {
@@ -57,13 +56,10 @@ fn unless_outdated(error: CallError) -> ReconcileError {
     }
 }
 
-/// Patches the LoadBalancer `lb`. Before that, waits for a turn, because the number of concurrent
-/// writes is limited.
-pub(super) async fn write(
-    lb: &LoadBalancer,
-    patch: &Value,
-    ctx: &LbContext,
-) -> Result<(), CallError> {
+/// Patches the LoadBalancer. Before that, waits for a turn, because the number of concurrent writes
+/// is limited.
+async fn write(observed: &ObservedLb, patch: &Value, ctx: &LbContext) -> Result<(), CallError> {
+    let lb = &observed.lb;
     let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();
     let is_awaited = !has_address || facts::is_leaving(lb);
     let namespace = lb.namespace().unwrap_or_default();

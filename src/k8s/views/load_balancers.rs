@@ -16,7 +16,7 @@ use crate::domain::vm_backends::listeners;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::store::{self, StoreWriter};
-use crate::k8s::trimmed::{PAGE, TrimmedLb};
+use crate::k8s::trimmed::{LbTrimming, PAGE, TrimmedLb};
 use crate::metrics::Metrics;
 
 impl Views {
@@ -31,9 +31,8 @@ impl Views {
         self.load_balancers.get(&key).is_some_and(|seen| seen.metadata.uid == lb.metadata.uid)
     }
 
-    /// Whether the view lacks some of the LoadBalancer's finalizers or conditions. A write of
-    /// either list must contain all entries, so the LoadBalancer must be read before such a write.
-    pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
+    /// Differences between the stored LoadBalancer and the view's copy.
+    pub fn trimming(&self, lb: &LoadBalancer) -> LbTrimming {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
         lock(&self.index.uids).get(uid).copied().unwrap_or_default()
     }
@@ -102,13 +101,13 @@ pub(super) fn set(
     views: &Views,
     metrics: &Metrics,
     writer: &mut StoreWriter<LoadBalancer>,
-    TrimmedLb { lb, partial }: TrimmedLb,
+    TrimmedLb { lb, trimming }: TrimmedLb,
 ) {
     if let Some(former) = former(views, lb.meta()) {
         remove(views, metrics, writer, owner_of(former.meta()));
     }
     metrics.saw(&lb);
-    lock(&views.index.uids).insert(lb.uid().unwrap_or_default(), partial);
+    lock(&views.index.uids).insert(lb.uid().unwrap_or_default(), trimming);
     select(views, &lb);
     writer.set(lb);
 }

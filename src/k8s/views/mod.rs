@@ -49,6 +49,7 @@ use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::vm::{Topology, Vm, VmPod};
 use crate::k8s::store::StoreWriter;
+use crate::k8s::trimmed::LbTrimming;
 use crate::locks::lock;
 use crate::metrics::Metrics;
 pub use infrastructure::InfrastructureAddresses;
@@ -141,9 +142,9 @@ struct ViewIndexes {
     /// LoadBalancers whose VMs have changed. The value is the time since when the LoadBalancer's
     /// EndpointSlices may be out of date.
     touched: Mutex<HashMap<LbKey, Instant>>,
-    /// UIDs of all existing LoadBalancers. The value is whether the view lacks some of the
-    /// LoadBalancer's finalizers or conditions.
-    uids: Mutex<HashMap<String, bool>>,
+    /// UIDs of all existing LoadBalancers, each with the differences between the stored
+    /// LoadBalancer and the view's copy.
+    uids: Mutex<HashMap<String, LbTrimming>>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: AtomicBool,
 }

@@ -338,7 +338,7 @@ async fn the_end_of_a_list_of_load_balancers_wakes_all_of_them() {
     let at = leader.informer();
     leader.vm_lb("ns/web");
     let lb = LoadBalancer::clone(&leader.views.load_balancers.state()[0]);
-    let seen = TrimmedLb { lb, partial: false };
+    let seen = TrimmedLb { lb, trimming: LbTrimming::default() };
     leader.vm_lb("ns/db");
     let mut writer = mem::take(&mut leader.writers.load_balancers);
     let mut apply = |event| load_balancers::apply(&at, &mut writer, event);

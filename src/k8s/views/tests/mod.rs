@@ -13,7 +13,7 @@ use crate::api::kubevirt::{NetworkAttachmentDefinition, Node, VirtualMachineInst
 use crate::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, ANNOTATION_ROUTE};
 use crate::domain::network::infrastructure::Reserved;
 use crate::k8s::lazy_object::LazyObject;
-use crate::k8s::trimmed::TrimmedLb;
+use crate::k8s::trimmed::{LbTrimming, TrimmedLb};
 
 /// Views of a leader, and the changes that the views have reported to the leader.
 struct LeaderViews {
@@ -63,7 +63,7 @@ impl LeaderViews {
             },
             "spec": spec,
         }));
-        let seen = TrimmedLb { lb, partial: false };
+        let seen = TrimmedLb { lb, trimming: LbTrimming::default() };
         let writer = &mut self.writers.load_balancers;
         load_balancers::set(&self.views, &self.metrics, writer, seen);
     }
@@ -290,7 +290,7 @@ fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     leader.vm_lb("ns/web");
     let mut again = LoadBalancer::clone(&leader.views.load_balancers.state()[0]);
     again.metadata.uid = Some("another".to_owned());
-    let seen = TrimmedLb { lb: again, partial: false };
+    let seen = TrimmedLb { lb: again, trimming: LbTrimming::default() };
     load_balancers::set(
         &leader.views,
         &leader.metrics,
