@@ -191,8 +191,9 @@ struct NetworkState {
     overdue: i64,
 }
 
-/// Sets the metrics of records and agents each second, until dropped. When the agent of a network
-/// becomes active or inactive, enqueues all LoadBalancers and records of that network.
+/// Sets the metrics of DHCPLeases and of agents each second, until the returned future is dropped.
+/// When the agent of a network becomes active or inactive, enqueues all LoadBalancers that have a
+/// lease on that network or wait for one, and their DHCPLeases.
 pub(super) async fn agents(ctx: Context) {
     // The drop of `_series`, at the end of the term, removes the series of these metrics.
     let _series = LeasingSeries(&ctx);

@@ -76,9 +76,10 @@ use crate::metrics::Metrics;
 /// call had an effect.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Longest silence of a connection to the API server while an answer is due. Calls with the
-/// deadline [`CALL_DEADLINE`] end earlier. So the limit ends the lists and watches of informers,
-/// and the calls of commands, whose deadlines are longer.
+/// Longest time for which the API server may send nothing while an answer is due. After this time,
+/// the connection and its calls fail. Lists and watches of informers have only this limit. Calls of
+/// commands reach it before their own, longer deadlines. Calls with the deadline [`CALL_DEADLINE`]
+/// end earlier.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call failed, for most reasons with the name of the call. Callers distinguish only

@@ -42,7 +42,7 @@ const CONFLICTS: usize = 5;
 /// schema has none.
 const MOST_SCOPES: usize = 1_024;
 
-/// A claim of an address, with its owner.
+/// An address in a pool's ledger, and the LoadBalancer for which the ledger records the address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimHolder {
     /// The claimed address.

@@ -12,7 +12,7 @@ use api::Target;
 /// Reason of Ready if the target, or the list of credentials that were made for it, cannot be read.
 pub const UNREADABLE: &str = "TargetUnreadable";
 
-/// Observed facts, beside the target's state, on which Ready depends.
+/// Observed facts on which the condition Ready depends, in addition to the target's state.
 #[derive(Clone, Debug, Default)]
 pub struct ReadyFacts<'a> {
     /// Message about another TokenRotation that has precedence for the same credential. `None`: no

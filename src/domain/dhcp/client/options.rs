@@ -67,7 +67,7 @@ pub struct ProbeTiming {
     pub shortest_gap: Duration,
     /// Maximum time between two questions.
     pub longest_gap: Duration,
-    /// Time for which the client waits for an answer after the last question.
+    /// Time for which the client waits for an answer after it has sent the last ARP question.
     pub wait: Duration,
 }
 

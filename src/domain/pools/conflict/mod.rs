@@ -78,9 +78,9 @@ pub struct PoolConflict {
 pub enum ConflictCause {
     /// Some addresses are in the ranges of both pools.
     Ranges {
-        /// Index of the range in this pool's `spec.ranges`.
+        /// Index, in this pool's `spec.ranges`, of the range with the first overlap.
         mine: usize,
-        /// Index of the range in the other pool's `spec.ranges`.
+        /// Index, in the other pool's `spec.ranges`, of the range with the first overlap.
         theirs: usize,
         /// First address of the first overlap.
         first: IpAddr,
@@ -97,9 +97,9 @@ pub enum ConflictCause {
     Priority(i64),
     /// Both pools have priority 0, and scopes that may match the same LoadBalancer.
     Scope {
-        /// Index of the entry in this pool's `spec.selector.scope`.
+        /// Index of the conflicting entry in this pool's `spec.selector.scope`.
         mine: usize,
-        /// Index of the entry in the other pool's `spec.selector.scope`.
+        /// Index of the conflicting entry in the other pool's `spec.selector.scope`.
         theirs: usize,
     },
 }

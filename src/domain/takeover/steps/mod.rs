@@ -207,7 +207,7 @@ pub enum TakeoverStep {
     AwaitLeaseFree,
     /// Replace Harvester's form of the CRD by the operator's form, and record Harvester's form.
     AdoptCrd(String),
-    /// Put the recorded form of the CRD back.
+    /// Put back the recorded versions of the CRD, with their schemas and subresources.
     RestoreCrd(String),
     /// Remove the finalizers of Harvester's Go controller from this number of objects.
     RemoveFinalizers(usize),

@@ -164,7 +164,8 @@ pub fn ports(listeners: &[ListenerPort]) -> Vec<EndpointPort> {
     ports
 }
 
-/// VMs behind a LoadBalancer, grouped by their states.
+/// Running VMs that a LoadBalancer selects, counted or listed by state. A VM may be in several of
+/// the fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendCounts {
     /// VMs that are endpoints. The list includes VMs that fail their health check, with `serving`

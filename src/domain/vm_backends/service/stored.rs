@@ -56,7 +56,8 @@ pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
     format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
 }
 
-/// Owners of an object, as far as decisions and messages use them.
+/// Owners of an object that decisions and messages use: at most `MOST_OWNERS` owners of kind
+/// LoadBalancer, and then the first owner of another kind.
 pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
     let list = meta.owner_references.as_deref().unwrap_or_default();
     let read = |o: &OwnerReference| OwnerRef {

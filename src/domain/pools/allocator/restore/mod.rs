@@ -1,22 +1,24 @@
 //! Reading of a stored pool into the allocator: at start, and whenever another client wrote the
 //! pool.
 //!
-//! The owner of an address is:
-//! 1. the owner that the stored ledger and this process's memory agree on;
-//! 2. else the owner in the stored ledger, if memory has no owner for the address, and if the
-//!    stored owner exists and publishes no address of the pool. The stored owner is about to
-//!    publish this address, so no other LoadBalancer may take the address first;
-//! 3. else the LoadBalancer that publishes the address, because the address is in use. Of several
-//!    LoadBalancers, the owner in the stored ledger comes first, then the owner in memory, then the
-//!    oldest LoadBalancer. A LoadBalancer that is being deleted counts only if the stored ledger or
-//!    memory names it, because otherwise its claim was released already;
-//! 4. else the owner in the stored ledger (another leader may have written it);
-//! 5. else the owner in memory, if that LoadBalancer still exists (the stored ledger was edited or
-//!    wiped).
+//! There are two ledgers of the pool: the stored ledger, and the ledger in this process's memory.
+//! First, each address gets one owner, by the first of these rules that applies:
+//! 1. The two ledgers name the same owner.
+//! 2. Only the stored ledger names an owner, and this owner exists, is not being deleted and
+//!    publishes no address of the pool. The owner is about to publish the address, so no other
+//!    LoadBalancer may take the address first.
+//! 3. A LoadBalancer publishes the address, so the address is in use. If several LoadBalancers
+//!    publish it, the owner in the stored ledger comes first, then the owner in memory, then the
+//!    oldest LoadBalancer. A LoadBalancer that is being deleted counts only if one of the ledgers
+//!    names it, because otherwise its claim was released already.
+//! 4. The stored ledger names an owner. Another leader may have written this entry.
+//! 5. The ledger in memory names an owner that still exists. A user edited or wiped the stored
+//!    ledger.
 //!
-//! An owner has at most one address of a pool. If these rules give it several addresses, the
-//! address by the strongest rule counts. Rule 1 is the strongest, then rule 3, then rules 2 and 4
-//! (equal), then rule 5. Of several addresses by equal rules, the lowest address counts.
+//! Then, an owner that got several addresses keeps only one of them, because an owner has at most
+//! one address of a pool. The owner keeps the address by the strongest rule: rule 1 is the
+//! strongest, then rule 3, then rules 2 and 4 (equal), then rule 5. Of several addresses by equal
+//! rules, the owner keeps the lowest.
 //!
 //! The published addresses come from a view that may be stale. [`PoolAllocator::disputes`] lists
 //! the LoadBalancers whose published address would overrule a ledger. These LoadBalancers are read

@@ -107,8 +107,8 @@ impl Doubt {
         (self.answered, self.mending) = (0, None);
     }
 
-    /// Whether the target fell silent at one of the moments of this doubt. If so, the target's
-    /// failures are doubted.
+    /// Whether the target with this health fell silent at a moment at which most VMs fell silent.
+    /// If so, the target's failures are doubted.
     pub fn explains(&self, health: BackendHealth) -> bool {
         self.moments.iter().any(|moment| health.fell_silent_at(*moment))
     }

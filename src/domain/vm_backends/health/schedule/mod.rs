@@ -32,7 +32,8 @@ impl ProbePhase {
         Self(hash.finalize().first_chunk().copied().map_or(0, u64::from_be_bytes))
     }
 
-    /// Phase as a time: at least zero and less than `span`, or zero if `span` is zero.
+    /// Offset into a time of length `span`: the fraction that this phase is, multiplied by `span`.
+    /// The offset is less than `span`, or zero if `span` is zero.
     pub fn within(self, span: Duration) -> Duration {
         let nanos = (u128::from(self.0) * span.as_nanos()) >> 64;
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
