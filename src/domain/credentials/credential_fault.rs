@@ -5,22 +5,22 @@
 /// Annotation of a cloud credential's Secret: ID of the Rancher user who made the cloud credential.
 pub(super) const CREATOR: &str = "field.cattle.io/creatorId";
 
-/// Reason why a credential cannot be used.
+/// Reason why the operator cannot use a kubeconfig, a cloud credential or a target Secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CredentialFault {
-    /// The Secret does not have the key that the spec names, or the value is empty.
+    /// The target Secret does not have the key that the spec names, or the value is empty.
     #[error("it is missing or empty")]
     NotThere,
     /// The text of the kubeconfig is not YAML.
     #[error("it is not YAML")]
     NotYaml,
-    /// The spec names a user of a kubeconfig, but the Secret's value is no kubeconfig.
+    /// The spec names a user of a kubeconfig, but the target Secret's value is no kubeconfig.
     #[error("it is not a kubeconfig")]
     NoKubeconfig,
     /// The text has no entry in `users`, so it is no kubeconfig.
     #[error("it is not a kubeconfig, because it has no users")]
     NoUsers,
-    /// The Secret's value is a kubeconfig, but the spec names none of its users.
+    /// The target Secret's value is a kubeconfig, but the spec names none of its users.
     #[error("it is a kubeconfig: spec.target.secret.kubeconfigUser must name one of its users")]
     UserNotNamed,
     /// The kubeconfig's current context is missing, or names no user.
@@ -32,7 +32,7 @@ pub enum CredentialFault {
     /// Two user entries of the kubeconfig have this name.
     #[error("it has two users {0:?}")]
     TwoUsers(String),
-    /// The user authenticates by another method than a token in the kubeconfig.
+    /// The kubeconfig's user authenticates by another method than a token in the kubeconfig.
     #[error("its user {user:?} authenticates by {method}, not by a token in the file")]
     OtherMethod {
         /// Name of the user.
@@ -60,7 +60,7 @@ pub enum CredentialFault {
          certificate-authority-data instead"
     )]
     Unverified,
-    /// The server's URL does not begin with `https://`.
+    /// The URL of the kubeconfig's server does not begin with `https://`.
     #[error(
         "its cluster's server must begin with https://: the operator sends no token without TLS"
     )]

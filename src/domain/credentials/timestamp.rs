@@ -5,8 +5,7 @@ use chrono::DateTime;
 
 use crate::object_fields::rfc3339;
 
-/// Number of seconds: a duration, or a point in time, counted from the Unix epoch by the issuer's
-/// clock.
+/// Number of seconds: a duration, or a point in time, counted from the Unix epoch.
 pub type Seconds = i64;
 
 /// Earliest of the times that were passed to `or`. `None`: `or` was not called yet.

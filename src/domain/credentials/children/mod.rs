@@ -36,7 +36,7 @@ pub struct ChildCandidate {
     pub owner: String,
 }
 
-/// Observed state of a Rancher and of other TokenRotations.
+/// Observed state of a Rancher, and all existing TokenRotations.
 #[derive(Clone, Debug)]
 pub struct ObservedRancher<'a> {
     /// URL of the Rancher server.
@@ -47,7 +47,8 @@ pub struct ObservedRancher<'a> {
     pub listed: &'a [ChildCandidate],
     /// Whether the API key expires. `None`: not known.
     pub key_ends: Option<bool>,
-    /// TokenRotations in all namespaces where the operator has rights, including the children.
+    /// TokenRotations in all namespaces where the operator has rights. The existing children are
+    /// among them.
     pub others: &'a [&'a TokenRotation],
 }
 
@@ -74,9 +75,9 @@ pub struct SuperfluousChild {
     pub name: String,
     /// UID of the child.
     pub uid: String,
-    /// Name of the child's cloud credential, if Rancher's list lacks this credential. The child is
-    /// deleted only if a read by this name finds no cloud credential. `None`: the child may be
-    /// deleted at once.
+    /// Name of the child's cloud credential, if Rancher's list of cloud credentials lacks it. The
+    /// child is deleted only if a read by this name finds no cloud credential. `None`: the child
+    /// may be deleted at once.
     pub unlisted: Option<String>,
 }
 
@@ -143,9 +144,10 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     children
 }
 
-/// Summary of the children. Field 0: whether every wanted child replaces its credential. Field 1:
-/// message about all cloud credentials. `seen`: TokenRotations of the parent's namespace.
-/// `failures`: map from a child's name to the reason why the child could not be created or changed.
+/// Summary of the children of one TokenRotation. Field 0: whether every wanted child replaces its
+/// credential. Field 1: message about all cloud credentials. `seen`: existing TokenRotations of the
+/// parent's namespace. `failures`: map from a child's name to the reason why the child could not be
+/// created or changed.
 pub fn summary(
     children: &ChildRotations,
     seen: &[&TokenRotation],

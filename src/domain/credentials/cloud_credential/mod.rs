@@ -21,7 +21,7 @@ pub struct CloudCredential {
     user: String,
     /// ID of the Rancher user who made the cloud credential. This user may read its token.
     pub owner: String,
-    /// Server where the credential's token is used.
+    /// Server to which a user of the cloud credential sends the token, from the kubeconfig.
     pub reach: ServerEndpoint,
 }
 
@@ -56,7 +56,8 @@ impl CloudCredential {
         Ok(Self { config, user, owner: owner.clone(), reach })
     }
 
-    /// Token in use: the token of the current context's user. `None`: this user has no token.
+    /// Token in use: the token of the current context's user. `None`: this user has no token. The
+    /// error says why the operator cannot give this user a token.
     pub fn token(&self) -> Result<Option<SecretText>, CredentialFault> {
         self.config.token_of(&self.user)
     }
@@ -72,9 +73,10 @@ impl CloudCredential {
         others.map(|(_, token)| token.hash()).collect()
     }
 
-    /// Content with `token` as the token in use. `keep`: whether the old token stays beside
-    /// `token`. `to`: server where `token` is used. A new kubeconfig for this server is made.
-    /// `None`: the present kubeconfig stays, and only its token changes.
+    /// New content of the cloud credential, with `token` as the token in use. `keep`: whether the
+    /// replaced token stays in the content. `to`: server for which a new kubeconfig is made.
+    /// `None`: the present kubeconfig stays, and only its token changes. The error says why the
+    /// content cannot be made.
     pub fn with_token(
         &self,
         token: &SecretText,
@@ -88,7 +90,8 @@ impl CloudCredential {
         }
     }
 
-    /// Content without the kept token. `None`: no token is kept.
+    /// New content of the cloud credential, without the replaced token that it keeps beside the
+    /// token in use. `None`: no token is kept. The error says why the content cannot be made.
     pub fn without_kept(&self) -> Result<Option<String>, CredentialFault> {
         self.config.without_kept(&self.user)
     }

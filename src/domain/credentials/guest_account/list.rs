@@ -13,7 +13,8 @@ use super::{ExistingObjects, GuestCluster, StoredAccount, StoredBinding, TokenSe
 
 const DAY: i64 = 24 * 60 * 60;
 
-/// Objects of one namespace or of all namespaces, as they were read.
+/// Objects from which the credentials of guests are listed: those of one namespace or of all
+/// namespaces, as they were read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuestObjects {
     /// ServiceAccounts, each with its namespace and its name.
@@ -75,7 +76,7 @@ pub struct GuestCredential {
     pub guest: GuestCluster,
     /// Existing objects of the credential.
     pub found: ExistingObjects,
-    /// Number of the guest's VMs. `None`: not known.
+    /// Number of the guest's VMs. `None`: the VMs could not be listed.
     pub machines: Option<usize>,
     /// Name of the TokenRotation that makes tokens of the guest's account. The use of those tokens
     /// is not recorded, so a guest with a TokenRotation does not count as gone. `None`: no
@@ -118,7 +119,8 @@ impl GuestObjects {
     }
 
     /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. `None`:
-    /// guests in all namespaces.
+    /// guests in all namespaces. A ServiceAccount counts as a guest's if a binding gives it one of
+    /// the roles for guests, or if its annotation names a guest cluster of the account's name.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
         let bound = self
@@ -149,7 +151,7 @@ impl GuestObjects {
 
 impl GuestCredential {
     /// Number of days since the latest of these events: the account was made, a token was made, a
-    /// token was used. `None`: the account does not exist.
+    /// token was used. `None`: the account does not exist. `now`: seconds since the epoch.
     pub(super) fn quiet_days(&self, now: i64) -> Option<i64> {
         let account = self.found.account.as_ref()?;
         let today = now.div_euclid(DAY);
@@ -166,7 +168,8 @@ fn day(text: &str) -> Option<i64> {
     Some(date.and_hms_opt(0, 0, 0)?.and_utc().timestamp().div_euclid(DAY))
 }
 
-/// Table that `--list` prints. `unused_days`: see [`GuestCredential::reason_to_keep`].
+/// Table that `--list` prints. `now`: seconds since the epoch. `unused_days`: see
+/// [`GuestCredential::reason_to_keep`].
 pub fn table(credentials: &[GuestCredential], now: i64, unused_days: i64) -> String {
     let head = ["NAMESPACE", "CLUSTER", "TOKEN", "AGE", "LAST USED", "GUEST", "NOTES"];
     let mut rows = vec![head.map(str::to_owned)];

@@ -108,7 +108,7 @@ impl GuestCluster {
     }
 }
 
-/// Error text about an invalid name of a namespace. `None`: the name is valid.
+/// Error text about an invalid value of `--namespace`. `None`: the value is valid.
 pub fn namespace_fault(namespace: &str) -> Option<String> {
     (!is_label(namespace) || namespace.len() > LONGEST).then(|| {
         format!(
@@ -118,7 +118,7 @@ pub fn namespace_fault(namespace: &str) -> Option<String> {
     })
 }
 
-/// Whether the text is a valid name for most Kubernetes objects.
+/// Whether the text is a DNS subdomain, which is a valid name for most kinds of objects.
 pub(super) fn is_object_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
@@ -253,7 +253,8 @@ pub struct TokenSecret {
     pub invalid_since: Option<String>,
 }
 
-/// A Secret that has the name of a token Secret, but another type.
+/// A Secret with a name that a guest's token Secret needs, but with another type. Placeholders
+/// count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForeignSecret {
     /// `metadata.uid`.
@@ -278,10 +279,10 @@ pub struct ExistingObjects {
     /// Bindings that name the guest's account, or whose name begins with the name of the guest's
     /// bindings.
     pub bindings: Vec<StoredBinding>,
-    /// Token Secrets of all accounts in the namespace.
+    /// Token Secrets of all accounts in the guest's namespace.
     pub tokens: Vec<TokenSecret>,
-    /// Secrets that have the name of a token Secret, but another type. Only the names that the
-    /// caller requested were looked up.
+    /// Secrets with a name that the guest's token Secret needs, but with another type, by name.
+    /// Only names that the caller requested were looked up.
     pub taken: BTreeMap<String, ForeignSecret>,
 }
 
@@ -310,11 +311,11 @@ impl ExistingObjects {
 pub struct CreationStep {
     /// Reference to the object.
     pub object: KindAndName,
-    /// Content of the object.
+    /// Content of the object, without kind, name and namespace.
     pub body: Value,
 }
 
-/// Name of the Secret whose token is handed out. If `rotate` is false, the newest Secret with a
+/// Name of the Secret whose token the guest gets. If `rotate` is false, the newest Secret with a
 /// valid token is used. If `rotate` is true, or no such Secret exists, the name is one that no
 /// token Secret of the guest had before. `stamp`: suffix that makes a name unique.
 pub fn wanted_token(

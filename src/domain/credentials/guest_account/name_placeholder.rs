@@ -27,10 +27,10 @@ pub struct NamePlaceholder {
     pub object: KindAndName,
 }
 
-/// Placeholder that must be created. `None`: no change is necessary. `kept`: name of the Secret
-/// with the valid token. `None`: no token is valid. `make`: whether a missing placeholder is
-/// created. The caller sets `make` after the deletion of a token Secret with the placeholder's
-/// name.
+/// Placeholder that must be created. `None`: no change is necessary, a foreign Secret has the name,
+/// or the account does not exist. `kept`: name of the Secret with the valid token. `None`: no token
+/// is valid. `make`: whether a missing placeholder is created. The caller sets `make` after the
+/// deletion of a token Secret with the placeholder's name.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -64,7 +64,7 @@ pub fn name_placeholder(
 }
 
 /// Content of the placeholder, without the copied data. `copies`: name of the token Secret from
-/// which the caller copies the data.
+/// which the caller copies the data. `None`: the placeholder stays empty.
 pub fn placeholder_content(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -48,19 +48,20 @@ pub struct ObjectRemoval {
     pub version: String,
 }
 
-/// Objects that a request to revoke deletes, and objects that it leaves.
+/// Objects that a request to revoke deletes, and bindings of the guest that it does not delete.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
     /// Objects to delete, in order.
     pub removals: Vec<ObjectRemoval>,
-    /// Sentences about the guest's objects that are not deleted, each with the reason.
+    /// Sentences about bindings that are not deleted, because they also have other subjects.
     pub left: Vec<String>,
 }
 
-/// Objects to delete for the request `what`. `kept` matters only for `--revoke old`: name of the
-/// Secret that stays, because the same command has handed out its token. `None`: the Secret with
-/// the newest valid token stays. Without `kept`, the request is refused if the newest valid token
-/// was never used, but another valid token was, because the guest would lose its access.
+/// Objects to delete for `what`, the value of `--revoke`. `kept` matters only for `--revoke old`:
+/// name of the Secret that stays, because the same command has handed out its token. `None`: the
+/// Secret with the newest valid token stays. Without `kept`, the request is refused if the newest
+/// valid token was never used, but another valid token was, because the guest would lose its
+/// access.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -193,8 +194,8 @@ fn remove_subject(
 
 impl GuestCredential {
     /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone.
-    /// `unused_days`: a guest without VMs counts as gone only if its credential was neither made
-    /// nor used for this number of days.
+    /// `now`: seconds since the epoch. `unused_days`: a guest without VMs counts as gone only if
+    /// its credential was neither made nor used for this number of days.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}

@@ -19,8 +19,8 @@ use super::credential_fault::CredentialFault;
 use super::secret_text::SecretText;
 use super::token::TokenClaims;
 
-/// Fields of a user entry that the operator refuses. A client would use such a field instead of the
-/// token, or together with the token.
+/// Fields of a user entry. If the entry has one of them, the operator does not replace its token,
+/// because a client would use the field instead of the token, or together with the token.
 const OTHER_AUTH_FIELDS: [&str; 8] = [
     "exec",
     "auth-provider",
@@ -38,7 +38,7 @@ const UNKNOWN_END_FIELDS: [&str; 6] =
 /// Suffix of the name of a user entry that keeps an old token. For the user `admin`, the entry is
 /// `admin-previous`.
 const PREVIOUS: &str = "-previous";
-/// Name of the cluster, the context and the user of a new kubeconfig.
+/// Name of the cluster, the context and the user in a new kubeconfig for another server.
 const MADE: &str = "harvester";
 
 /// Parsed content of a kubeconfig.
@@ -55,7 +55,7 @@ pub enum AuthMethod {
     Unknown(String),
 }
 
-/// Server where a user's token is used.
+/// Server to which a client sends a user's token, as a kubeconfig describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerEndpoint {
     /// URL of the API server.
@@ -65,7 +65,7 @@ pub struct ServerEndpoint {
     pub authority: Option<String>,
     /// Name in the server's certificate, if it differs from the host in the URL.
     pub server_name: Option<String>,
-    /// Whether the server's certificate is not verified.
+    /// Whether the kubeconfig turns off the check of the server's certificate.
     pub insecure: bool,
 }
 
@@ -94,7 +94,8 @@ impl Kubeconfig {
         Ok(Self(value))
     }
 
-    /// All tokens in the file. Field 0: name of the user. Field 1: token of this user.
+    /// All tokens in the file that are not empty. Field 0: name of the user. Field 1: token of this
+    /// user.
     pub fn tokens(&self) -> Vec<(String, SecretText)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
@@ -124,7 +125,7 @@ impl Kubeconfig {
         users.any(|entry| entry["name"] == user)
     }
 
-    /// User of the current context. It is an error if the context or its user is missing.
+    /// Name of the current context's user. It is an error if the context or its user is missing.
     pub fn current_user(&self) -> Result<String, CredentialFault> {
         let name = &self.0["current-context"];
         let mut contexts = self.0["contexts"].as_array().into_iter().flatten();
@@ -148,9 +149,9 @@ impl Kubeconfig {
         Ok(token.map(|token| SecretText::trimmed(token.to_owned())))
     }
 
-    /// Text of this kubeconfig with `token` as the token of `user`. `kept`: old token that stays in
-    /// a user entry of its own. The issuer may delete a token that the target no longer names. This
-    /// entry prevents the deletion of the old token.
+    /// Text of this kubeconfig with `token` as the token of `user`. `kept`: old token that is
+    /// stored in a user entry of its own, because the issuer may delete a token that the target no
+    /// longer names. `None`: an existing entry for an old token stays as it is.
     pub fn with_token(
         &self,
         user: &str,
@@ -175,7 +176,7 @@ impl Kubeconfig {
     }
 
     /// Text of a new kubeconfig for the server `to`, with one context, and one user with `token`.
-    /// `kept`: old token that stays in a user entry of its own.
+    /// `kept`: old token that is stored in a user entry of its own. `None`: there is no such entry.
     pub fn for_server(
         to: &ServerEndpoint,
         token: &SecretText,
@@ -197,8 +198,8 @@ impl Kubeconfig {
         }))
     }
 
-    /// Text of this kubeconfig without the entry that keeps the user's old token. `None`: there is
-    /// no such entry.
+    /// Text of this kubeconfig without the entry that keeps an old token of `user`. `None`: there
+    /// is no such entry. The error says why the text cannot be made.
     pub fn without_kept(&self, user: &str) -> Result<Option<String>, CredentialFault> {
         self.entry(user)?;
         let name = format!("{user}{PREVIOUS}");
@@ -209,8 +210,9 @@ impl Kubeconfig {
         if users.len() == before { Ok(None) } else { to_yaml(&config).map(Some) }
     }
 
-    /// Server where the token of `user` is used. If the current context has this user, the current
-    /// context gives the server. Otherwise the first context with this user gives the server.
+    /// Server to which a client sends the token of `user`. If the current context has this user,
+    /// the current context gives the server. If not, the first context with this user gives the
+    /// server. The error says which part is missing or cannot be used.
     pub fn reach(&self, user: &str) -> Result<ServerEndpoint, CredentialFault> {
         self.entry(user)?;
         let contexts = || self.0["contexts"].as_array().into_iter().flatten();
@@ -241,8 +243,8 @@ impl Kubeconfig {
         })
     }
 
-    /// Entry of the user. It is an error if the user has no entry, two entries, or another method
-    /// of authentication than a token in the file.
+    /// Entry of `user` in the list of users. It is an error if the user has no entry, two entries,
+    /// or another method of authentication than a token in the file.
     fn entry(&self, user: &str) -> Result<&Value, CredentialFault> {
         let mut all = self.0["users"].as_array().into_iter().flatten();
         let entry = all

@@ -39,9 +39,9 @@ impl TokenGrant<'_> {
     }
 }
 
-/// ID of the cluster to which a cloud credential's token is limited. `wanted`: cluster in the spec.
-/// `server`: URL in the kubeconfig, which gives the cluster if `wanted` is `None`. The error says
-/// that no cluster is named.
+/// ID of the cluster to which a cloud credential's token is limited. `wanted`: cluster that the
+/// spec names. `server`: URL in the cloud credential's kubeconfig, which gives the cluster if
+/// `wanted` is `None`. The error says that neither gives a cluster.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, String> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
         "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that its token can be limited to that \
@@ -65,12 +65,13 @@ fn cluster(server: &str) -> Option<&str> {
 pub struct MinterSecret<'a> {
     /// Name of the Secret.
     pub secret: &'a str,
-    /// URL in the Secret's annotation. `None`: the Secret has no such annotation.
+    /// URL in the Secret's annotation [`ANNOTATION_RANCHER_URL`]. `None`: the Secret does not have
+    /// this annotation.
     pub named: Option<&'a str>,
-    /// URL in the spec.
+    /// URL in `spec.rancher.url`. `None`: the spec sets no URL.
     pub wanted: Option<&'a str>,
     /// URL that the Secret's annotation had when the API key was used first. The TokenRotation's
-    /// status records this URL. The recorded URL counts only if the spec names no URL.
+    /// status records this URL. It counts only if the spec sets no URL. `None`: not recorded yet.
     pub first: Option<&'a str>,
 }
 

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 pub struct DriverRight {
     pub(super) verb: &'static str,
     pub(super) group: &'static str,
-    /// Resource, such as `virtualmachines`. In a right to a subresource, resource and subresource,
-    /// such as `virtualmachines/start`.
+    /// Resource, such as `virtualmachines`. In a right to a subresource: resource, slash and
+    /// subresource, such as `virtualmachines/start`.
     pub(super) resource: &'static str,
     /// Name of the only object that the right is for. `None`: all objects.
     pub(super) name: Option<&'static str>,
@@ -25,7 +25,8 @@ const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> 
     DriverRight { verb, group, resource, name: None }
 }
 
-/// Rights that the node driver needs. The first is a right that a user with only read access lacks.
+/// Rights that the node driver needs, in the order in which they are checked. A user with only read
+/// access lacks the first one, so the check of such a user takes one call.
 pub const RIGHTS: [DriverRight; 10] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),

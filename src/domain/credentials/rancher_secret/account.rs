@@ -42,12 +42,12 @@ pub struct AccountOptions<'a> {
     pub account: Option<&'a str>,
     /// Namespace of the account, the Secret and the TokenRotation.
     pub namespace: &'a str,
-    /// Name of the API key's Secret.
+    /// Name of the Secret with the Rancher's API key.
     pub secret: &'a str,
 }
 
 impl AccountOptions<'_> {
-    /// Errors about the options, each with the option's name.
+    /// Errors about the options, each with the option's name. Empty: all options are valid.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if !is_object_name(self.credential)
@@ -198,7 +198,8 @@ impl AccountOptions<'_> {
     }
 }
 
-/// Rules of a role with these rights: one rule for each resource.
+/// Rules of a role with these rights: one rule for each resource, or for each single object that a
+/// right names.
 fn rules(rights: &[DriverRight]) -> Vec<Value> {
     let mut verbs: BTreeMap<(&str, &str, Option<&str>), Vec<&str>> = BTreeMap::new();
     for right in rights {

@@ -44,7 +44,7 @@ pub struct RancherSecretOptions<'a> {
 }
 
 impl RancherSecretOptions<'_> {
-    /// Errors about the options and the key, each with the option's name.
+    /// Errors about the options and the key, each with the option's name. Empty: all are valid.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut check = |fits: bool, what: &str, given: &str, right: &str| {
@@ -133,8 +133,8 @@ pub fn unknown_authority(shown: &str) -> String {
     )
 }
 
-/// Report about the API key. `user`: the user of the key. `ends`: expiry of the key. `None`: the
-/// key does not expire. `listed`: cloud credentials that the user may read.
+/// Report about the API key. `user`: ID of the user to whom the key belongs. `ends`: expiry of the
+/// key. `None`: the key does not expire. `listed`: cloud credentials that the user may read.
 pub fn report(user: &str, ends: Option<Seconds>, listed: &[ChildCandidate]) -> String {
     let own = listed.iter().filter(|one| one.owner == user).count();
     let others = listed.len() - own;

@@ -16,9 +16,9 @@ use super::minter::is_same_url;
 use api::TokenRotation;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// API version of an owner that is a TokenRotation.
+/// `apiVersion` in an owner reference to a TokenRotation.
 pub(super) const API_VERSION: &str = "credentials.harvesterhci.io/v1alpha1";
-/// Kind of an owner that is a TokenRotation.
+/// `kind` in an owner reference to a TokenRotation.
 pub(super) const KIND: &str = "TokenRotation";
 
 /// Owner reference of a child to the TokenRotation that made the child. `None`: the TokenRotation
@@ -39,8 +39,9 @@ pub fn rancher_url(rotation: &TokenRotation) -> Option<&str> {
     server.url.as_deref().or(first)
 }
 
-/// Whether both TokenRotations use the same Rancher. Their URLs are compared. If one of the URLs is
-/// not known, the Secrets of their API keys are compared.
+/// Whether both TokenRotations use the same Rancher. The URLs of their Ranchers are compared. If
+/// one of the URLs is not known, the Secrets of their API keys are compared. False if one of the
+/// two uses no Rancher.
 pub fn is_same_rancher(one: &TokenRotation, other: &TokenRotation) -> bool {
     let (Some(here), Some(there)) = (&one.spec.rancher, &other.spec.rancher) else { return false };
     match (rancher_url(one), rancher_url(other)) {
@@ -52,7 +53,8 @@ pub fn is_same_rancher(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// Whether the targets of both TokenRotations are the same credential.
+/// Whether the targets of both TokenRotations are the same credential: the same key and user of one
+/// Secret, or the same cloud credential of one Rancher.
 pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     let (here, there) = (&one.spec.target, &other.spec.target);
     match (&here.secret, &there.secret, &here.cloud_credential, &there.cloud_credential) {
@@ -65,7 +67,8 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
 }
 
 /// Rival of `one` with the highest precedence. A rival is a TokenRotation of `others` that has
-/// precedence over `one` for the same credential. `None`: `one` has precedence.
+/// precedence over `one` for the same credential. A TokenRotation that is being deleted, or has no
+/// source, is no rival. `None`: `one` has no rival.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,

@@ -176,10 +176,10 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
     });
 }
 
-/// Record without the late writes that can no longer succeed. A late write is one whose outcome is
-/// not known. The server refuses such a write if the target has another version by now. The write
-/// may have succeeded earlier, and a client may have read its credential. Therefore the overlap of
-/// this credential begins now. `None`: no such write is recorded.
+/// Record from which the late writes that can no longer succeed are removed. A late write is one
+/// whose outcome is not known. The server refuses such a write if the target has another version by
+/// now. The write may have succeeded earlier, and a client may have read its credential. Therefore
+/// the overlap of this credential begins now. `None`: nothing in the record changes.
 pub(super) fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -253,17 +253,20 @@ pub(super) fn revoke_or_forget(
     RotationAction::write(RecordChange::Revoked, next)
 }
 
-/// Whether the target holds the old credential beside the credential in use.
+/// Whether the target holds the old credential `old` beside the credential in use.
 pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let TargetState::There { other_tokens, .. } = &seen.target else { return false };
     old.hash.as_ref().is_some_and(|hash| other_tokens.contains(hash))
 }
 
-/// Whether the target does not hold `old`, and no late write can put `old` there. A late write is
-/// one whose outcome is not known.
+/// Whether the target does not prevent the revocation of `old`. True in each of these cases:
+///
+/// * The operator has not published `old`, as far as the record shows.
+/// * The target holds another credential in use, and no write of `old` whose outcome is not known
+///   can still succeed.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
-        // The credential was never published, so no target can hold it.
+        // The credential was never published, or was only found by its name at the issuer.
         return true;
     }
     match &seen.target {

@@ -199,7 +199,7 @@ fn continue_pending(
 ///
 /// * The restart is done or not wanted, and every overlap has been started.
 /// * A failed restart waits for its next try.
-/// * The target holds no credential, or the operator did not make the recorded credential.
+/// * The target holds no credential, or the operator did not make the credential in the target.
 fn restart(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -225,8 +225,8 @@ fn restart(
     })
 }
 
-/// Record after workloads were restarted for the credential in the target. The overlap of the old
-/// credentials begins now.
+/// Record after workloads were restarted for the credential in the target. The overlap begins now
+/// for each old credential whose overlap had not begun.
 pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationRecord {
     let mut next = record.clone();
     if plan.restarts {
@@ -243,8 +243,9 @@ pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds)
 
 /// Action that revokes the first old credential whose overlap is over. If the target keeps that
 /// credential beside the one in use, the action first removes it from the target. A credential is
-/// skipped if it is in use in the target, if a person has copied it into the target, or if a late
-/// write can put it there. `None`: no credential can be revoked now.
+/// skipped if it is in use in the target, if a person has copied it into the target, or if a write
+/// whose outcome is not known can still put it there. `None`: no credential can be revoked now.
+/// `until` then gets the time of the next revocation, if that time is known.
 fn revoke(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -27,7 +27,8 @@ pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds 
     end.min(asked + plan.overlap).max(asked) + PATIENCE
 }
 
-/// Names of the credentials that a deletion leaves, although it should revoke them.
+/// Names of the recorded credentials that a deletion should revoke, but would leave if it completed
+/// now.
 pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&'a str> {
     let current = record.current.as_ref().filter(|current| plan.revokes && current.ours);
     let previous = record.previous.iter().map(|old| &old.name);
@@ -37,9 +38,9 @@ pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&
     names.map(String::as_str).collect()
 }
 
-/// Reason why a deletion does not continue. `unknown`: reason why the target, or the list of
-/// credentials, is not known. If `unknown` is `None`, the reason is a failed step. The result is
-/// `None` if no step has failed either.
+/// Reason why the deletion of a TokenRotation does not continue. `unknown`: reason why the target,
+/// or the list of credentials, is not known. If `unknown` is `None`, the reason is a failed step.
+/// The result is `None` if no step has failed either.
 pub fn why_deletion_waits<'a>(
     record: &'a RotationRecord,
     unknown: Option<&'a str>,
@@ -161,9 +162,9 @@ fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
     old.hash.as_ref() == Some(&held.hash)
 }
 
-/// Whether a deletion may revoke `old` now. `old.replaces`, the mark of a late write, is ignored.
-/// Every write of the credential has ended before the time in `old.after`, for which the caller
-/// waits.
+/// Whether a deletion of the TokenRotation may revoke `old` now. Precondition: the time in
+/// `old.after` is over. By then, every write of the credential has ended, so `old.replaces` is
+/// ignored.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

@@ -62,7 +62,8 @@ pub(super) fn is_unseen(
 }
 
 impl RotationRecord {
-    /// Whether the record names the credential.
+    /// Whether the record contains a credential with this name: as current, as pending, or among
+    /// those to be revoked.
     fn knows(&self, name: &str) -> bool {
         self.current.as_ref().is_some_and(|current| current.name == name)
             || self.pending.as_ref().is_some_and(|pending| pending.name == name)

@@ -48,8 +48,8 @@ use super::timestamp::Seconds;
 const MOST_PREVIOUS: usize = 16;
 /// Pause before a target that could not be read is read again.
 const READ_AGAIN_AFTER: Seconds = 30;
-/// Pause after the name of a pending credential was recorded. Meanwhile another process may have
-/// the credential in memory, so the credential is not abandoned.
+/// Time after the recording of a pending credential's name. In this time, a process without the
+/// credential does not abandon it, because another process may have it in memory.
 const HELD_ELSEWHERE: Seconds = 15;
 /// Time after the sending of a write, by which the write has certainly succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
@@ -59,7 +59,7 @@ const SURELY_ANSWERED: Seconds = 120;
 pub struct RotationPlan {
     /// Prefix of the names of new credentials. A dash and a number follow.
     pub prefix: String,
-    /// Source of new credentials. `None`: the target is only watched.
+    /// Properties of the source of new credentials. `None`: the target is only watched.
     pub source: Option<IssuerTraits>,
     /// Lifetime that is requested for new credentials, in seconds.
     pub lifetime: Seconds,
@@ -76,7 +76,7 @@ pub struct RotationPlan {
     /// Whether another TokenRotation has precedence for the same credential, so that this one does
     /// nothing.
     pub is_second: bool,
-    /// Time of the request to delete the TokenRotation, if there is one.
+    /// Time of the request to delete the TokenRotation. `None`: no deletion was requested.
     pub deleting: Option<Seconds>,
     /// Requests in the annotations of the TokenRotation.
     pub requests: RotationRequests,
@@ -85,7 +85,7 @@ pub struct RotationPlan {
 /// Properties of the source and the target on which the steps of a rotation depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IssuerTraits {
-    /// Whether a credential can be read again after it was made.
+    /// Whether the issuer shows a credential again after it was made.
     pub readable: bool,
     /// Whether the issuer deletes a credential that the target no longer names. If so, the target
     /// keeps the old credential beside the new one for the overlap.
@@ -112,13 +112,13 @@ impl RotationPlan {
     }
 }
 
-/// Requests by annotations. Each new value of an annotation is a new request.
+/// Requests in a TokenRotation's annotations. Each new value of an annotation is a new request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RotationRequests {
-    /// Value of the annotation that requests a replacement of the credential now.
+    /// Value of the annotation that requests a replacement now. `None`: no request.
     pub rotate: Option<String>,
-    /// Value of the annotation that reports a leak. The credential is replaced now, and the old one
-    /// is revoked as soon as the new one is published.
+    /// Value of the annotation that reports a leak. The credential is replaced now, and revoked as
+    /// soon as the new one is published. `None`: no report.
     pub leaked: Option<String>,
 }
 
@@ -151,7 +151,7 @@ pub struct RotationRecord {
     pub restarted_for: Option<String>,
     /// Requests that were carried out.
     pub done: RotationRequests,
-    /// Number of consecutive failures of a step other than a revocation.
+    /// Number of consecutive failures of steps. Failed revocations do not count.
     pub failures: u32,
     /// Earliest time of the next try of a step that failed, other than a revocation. `None`: no
     /// failed step waits.
@@ -239,7 +239,7 @@ pub struct ObservedState {
     pub now: Seconds,
     /// State of the target.
     pub target: TargetState,
-    /// Names of the credentials that the operator made and that still exist. `None`: not known.
+    /// Names of the credentials of this TokenRotation that the issuer still has. `None`: not known.
     pub existing: Option<Vec<String>>,
     /// New credential that only this process has, in memory. `None`: this process has none.
     pub unpublished: Option<UnpublishedCredential>,
@@ -300,7 +300,7 @@ pub struct TargetCredential {
     pub claims: super::token::TokenClaims,
     /// Whether only the name of the credential is known, but neither its validity nor its expiry.
     pub is_unseen: bool,
-    /// Whether the issuer does not accept the credential any more.
+    /// Whether the issuer no longer accepts the credential. False also if this is not known.
     pub is_dead: bool,
     /// Whether the credential is missing in the list of tokens that the issuer returned. Such a
     /// credential was deleted, or belongs to another user.
@@ -340,13 +340,13 @@ pub enum RotationAction {
     },
     /// Restart the workloads that must read the new credential.
     Restart,
-    /// Remove the kept old credential from the target.
+    /// Remove from the target the old credential that it keeps beside the one in use.
     DropOld,
     /// Revoke the credential with this name, if it exists.
     Revoke(String),
     /// Complete the deletion: remove the TokenRotation's finalizer.
     Finish,
-    /// Do nothing until this time, or until an earlier event. `None`: until an event.
+    /// Do nothing until this time, or until a watched object changes. `None`: no time is set.
     Wait(Option<Seconds>),
 }
 
@@ -360,13 +360,13 @@ impl RotationAction {
 /// Difference between a record and the record before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordChange {
-    /// A credential was named, and will be made.
+    /// The name of a new credential was recorded. The credential will be made next.
     Named,
     /// A credential is about to be published.
     Publishing,
     /// A credential was published.
     Published,
-    /// A credential of another party was adopted.
+    /// A credential that another party has put into the target was adopted.
     Adopted,
     /// The issuer has changed the expiry of the credential in the target.
     Retimed,
@@ -387,7 +387,7 @@ pub enum RotationStep {
     Mint,
     /// Verify the new credential at the server that it is for.
     Verify,
-    /// Publish the new credential, or remove the kept old credential from the target.
+    /// Publish the new credential, or carry out [`RotationAction::DropOld`].
     Publish,
     /// Restart workloads.
     Restart,

@@ -1,7 +1,7 @@
-//! Condition Ready: its reason and its message for a rotation that waits.
+//! Reason and message of the condition Ready, for a rotation that has no step to carry out now.
 //!
-//! Invariant: a rotation that waits is Current only if the credential in its target works, as far
-//! as that can be observed.
+//! Invariant: such a rotation is Current only if the credential in its target works, as far as that
+//! can be observed.
 
 use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;
@@ -23,10 +23,10 @@ pub struct ReadyFacts<'a> {
     pub unknown: Option<(&'a str, ReadyReason)>,
     /// Credentials in a target that is only watched.
     pub watched: Option<&'a WatchedCredentials>,
-    /// Number of cloud credentials that were not read yet.
+    /// Number of cloud credentials that the API key may read, but that were not read yet.
     pub unread: usize,
-    /// Field 0: whether all cloud credentials that must be replaced are replaced. Field 1: message
-    /// about these credentials. `None`: the cloud credentials are only watched.
+    /// Field 0: whether each child replaces its credential. Field 1: message about all cloud
+    /// credentials. `None`: the TokenRotation makes no children.
     pub children: Option<(bool, String)>,
 }
 
@@ -41,7 +41,7 @@ pub enum ReadyReason {
     Watched,
     /// The spec pauses the rotation.
     Paused,
-    /// The operator has no rights in the namespace.
+    /// The operator has no rights in the TokenRotation's namespace.
     NotAllowed,
     /// The target cannot be read. The text says why.
     Unreadable(String),
@@ -56,7 +56,8 @@ pub enum ReadyReason {
     /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation. The
     /// text counts them.
     Renewed(String),
-    /// Some of the cloud credentials are not replaced. The text names them.
+    /// At least one cloud credential of the API key's user, or the API key itself, should be
+    /// replaced by a TokenRotation of its own, but is not. The text names the first of them.
     RenewedInPart(String),
     /// Another TokenRotation has precedence for the same credential. The text names that
     /// TokenRotation.
@@ -143,7 +144,7 @@ impl ReadyReason {
         if parts.is_empty() { Self::Watched } else { Self::WatchedInPart(parts.join("; ")) }
     }
 
-    /// Status, reason and message of the condition.
+    /// Status, reason and message of the condition Ready.
     pub(super) fn condition(
         &self,
         plan: &RotationPlan,

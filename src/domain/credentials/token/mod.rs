@@ -11,21 +11,23 @@ use zeroize::Zeroizing;
 use super::secret_text::SecretText;
 use super::timestamp::Seconds;
 
-/// Maximum length of a name that is reported, in bytes.
+/// Maximum length of a name that is reported, in bytes. A longer name counts as no name.
 const LONGEST_NAME: usize = 253;
-/// End of the year 9999. A later time is ignored.
+/// End of the year 9999. A later time in a token counts as not known.
 const LAST_END: Seconds = 253_402_300_799;
 /// Prefixes of the names of a Rancher's tokens.
 const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 
-/// Name and times of a token.
+/// Name and times of a token, or of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// Name of the token. Empty: the token has no name that may be reported.
+    /// For a Rancher's token: its name, or its description if that has the form of a name. For a
+    /// token of a ServiceAccount: name of the token's Secret, or else of the ServiceAccount. For a
+    /// client certificate: the common name. Empty: no name may be reported.
     pub name: String,
-    /// Time since which the token is valid. `None`: not known.
+    /// Time since which the token or certificate is valid. `None`: not known.
     pub issued: Option<Seconds>,
-    /// Expiry of the token. `None`: the token does not expire, or its expiry is not known.
+    /// Expiry of the token or certificate. `None`: there is none, or it is not known.
     pub expires: Option<Seconds>,
 }
 
@@ -38,7 +40,7 @@ impl SecretText {
     }
 }
 
-/// Claims of a JSON Web Token. `None`: the token has another form.
+/// Claims of a JSON Web Token. `None`: the token is no JSON Web Token.
 fn json_claims(token: &str) -> Option<Value> {
     let mut parts = token.split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
@@ -66,8 +68,9 @@ fn of_claims(claims: &Value) -> TokenClaims {
     }
 }
 
-/// Name of an opaque token. A token of Rancher has its name before the colon, and its secret after
-/// the colon.
+/// Claims of a token that is no JSON Web Token: only its name. A token of Rancher has its name
+/// before the colon, and its secret after the colon. The name is empty if this is not a Rancher's
+/// token.
 fn opaque(token: &str) -> TokenClaims {
     let name = token.split_once(':').map(|(name, _)| name);
     let name = name.filter(|name| RANCHER.iter().any(|prefix| name.starts_with(prefix)));

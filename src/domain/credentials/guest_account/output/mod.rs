@@ -23,10 +23,11 @@ const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-c
 /// for nodes that are set up by hand.
 const PATH: &str = "/etc/kubernetes/cloud-config";
 
-/// Helm values with which the charts mount the Secret [`SECRET`]. Without these values, the charts
-/// read a path on the node instead of the Secret. Source: the charts harvester-cloud-provider
-/// 0.2.12 to 0.2.15 (templates/deployment.yaml: `items` of the volume) and harvester-csi-driver
-/// 0.1.31 (templates/daemonset.yaml: it reads the file `cloud-provider-config`).
+/// Comment above the printed Secret: Helm values with which the charts of cloud provider and CSI
+/// driver mount the Secret [`SECRET`]. Without these values, the charts read a path on the node
+/// instead of the Secret. Source: the charts harvester-cloud-provider 0.2.12 to 0.2.15
+/// (templates/deployment.yaml: `items` of the volume) and harvester-csi-driver 0.1.31
+/// (templates/daemonset.yaml: it reads the file `cloud-provider-config`).
 const CHART_VALUES: &str = "\
 # harvester-cloud-provider: --set cloudConfigPath= --set cloudConfig.secretName=harvester-csi-config
 #                           --set cloudConfig.secretKey=cloud-provider-config
@@ -104,12 +105,13 @@ pub enum OutputForm {
 pub struct TokenMaterial {
     /// Token of the account.
     pub token: Zeroizing<String>,
-    /// Authority of the API server's certificate, in PEM.
+    /// Certificate of the authority that signed the API server's certificate, in PEM.
     pub authority: Vec<u8>,
 }
 
 /// Output of `cloud-config` in the format `form`, wiped from memory when it is dropped. `server`:
-/// URL of Harvester's API server. `driver`: whether the guest has a CSI driver.
+/// URL of Harvester's API server. `driver`: whether the guest has a CSI driver. Only
+/// [`OutputForm::HelmChartK3s`] uses it.
 pub fn text(
     form: OutputForm,
     guest: &GuestCluster,

@@ -79,8 +79,9 @@ impl CredentialInventory {
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Stores the result of reading the credential `name`. For a credential that has ended, Rancher
-    /// reports another end at each read. So the end that was stored first stays.
+    /// Stores the result of reading the credential `name`. A name that is not in the list is
+    /// ignored. For a credential that has ended, Rancher reports another end at each read. So the
+    /// end that was stored first stays.
     pub fn store_read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
@@ -105,8 +106,8 @@ impl CredentialInventory {
         self.known.values().filter(|entry| entry.read.is_none()).count()
     }
 
-    /// Credentials as a status lists them. `is_rotated`: whether a TokenRotation replaces the
-    /// credential with the given name.
+    /// Credentials as a status lists them. `is_rotated`: function that says whether a TokenRotation
+    /// replaces the credential with the given name.
     pub fn watched(&self, is_rotated: impl Fn(&str) -> bool) -> WatchedCredentials {
         let watched = |(name, entry): (&String, &InventoryEntry)| WatchedCredential {
             user: String::new(),

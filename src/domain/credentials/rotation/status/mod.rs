@@ -110,8 +110,8 @@ fn window(wants: &api::Window) -> Option<MaintenanceWindow> {
     Some(MaintenanceWindow { start, minutes: wants.duration_minutes, days })
 }
 
-/// Record that a status holds. A time that cannot be parsed becomes the epoch, so a step that waits
-/// for that time is due now.
+/// Record that a status holds. `None`: the record is empty. A time that cannot be parsed becomes
+/// the epoch, so a step that waits for that time is due now.
 pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
     let Some(status) = status else { return RotationRecord::default() };
     let at = |text: &String| parse_rfc3339(text).unwrap_or_default();
@@ -171,7 +171,7 @@ pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
 pub struct StatusObservations {
     /// Credentials in a target that is only watched.
     pub watched: Option<WatchedCredentials>,
-    /// API key for the Rancher.
+    /// Name and times of the API key for the Rancher.
     pub key: Option<ApiKey>,
     /// URL of the Rancher from the API key's Secret, if the spec does not set a URL.
     pub rancher_url: Option<String>,
@@ -232,7 +232,7 @@ pub fn status(
     status
 }
 
-/// Target as a status shows it: kind and name.
+/// Target as a status shows it: kind, slash and name, such as `secret/api-token`.
 fn target_name(target: &Target) -> String {
     match (&target.secret, &target.cloud_credential) {
         (Some(secret), _) => format!("secret/{}", secret.name),

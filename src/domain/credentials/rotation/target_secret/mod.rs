@@ -10,7 +10,7 @@ use super::watched::{self, WatchedCredentials};
 use super::{TargetCredential, TargetState};
 use api::{SecretTarget, WatchedCredential};
 
-/// Fields of a Secret that a rotation reads.
+/// Fields that a rotation reads of a target Secret, or of the Secret with the API key.
 #[derive(Clone, Debug, Default)]
 pub struct SecretContent {
     /// Version of the Secret (resourceVersion).
@@ -19,11 +19,12 @@ pub struct SecretContent {
     pub value: Option<SecretText>,
     /// Whether the Secret is immutable.
     pub immutable: bool,
-    /// URL of the Rancher to which the value may be sent, from the Secret's annotation.
+    /// URL of the Rancher to which an API key in `value` may be sent, from the Secret's annotation.
+    /// `None`: the Secret has no such annotation.
     pub rancher_url: Option<String>,
 }
 
-/// A target after a read.
+/// Result of reading a target.
 pub struct TargetRead {
     /// State of the target, for decisions.
     pub target: TargetState,
@@ -31,7 +32,8 @@ pub struct TargetRead {
     pub watched: WatchedCredentials,
     /// Kubeconfig in the target. `None`: the target holds no kubeconfig, or cannot be used.
     kubeconfig: Option<Kubeconfig>,
-    /// Server where the token is used. `None`: the operator's own API server.
+    /// Server to which the target's users send the token, from the target's kubeconfig. `None`: the
+    /// target names no server, so the users send the token to its issuer.
     pub reach: Option<ServerEndpoint>,
 }
 
@@ -43,8 +45,8 @@ impl TargetRead {
     }
 }
 
-/// State of a target Secret. `rotated`: whether the operator will write the Secret. `secret`:
-/// `None` if the Secret does not exist.
+/// Reads the credentials in a target Secret. `rotated`: whether the operator will write the Secret.
+/// `secret`: `None` if the Secret does not exist.
 pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>) -> TargetRead {
     let none = |target| TargetRead::of(target, WatchedCredentials::default());
     let Some(secret) = secret else {

@@ -94,8 +94,9 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Replaces the expiry of each ended credential by the expiry in the earlier status `before`. The
-/// exact end of such a credential is not known, so the end that was reported first stays.
+/// Gives each credential that has ended the expiry that `before`, the list in the earlier status,
+/// states for it, if that time is in the past too. The exact end of such a credential is not known,
+/// so the end that was reported first stays.
 pub fn keep_first_ends(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],
@@ -133,12 +134,13 @@ pub fn unknown_entry(user: &str, why: &str) -> WatchedCredential {
     }
 }
 
-/// Name without control characters, cut to the length that a status accepts.
+/// Name for a status: `text` without control characters, cut to the length that a status accepts.
 pub(super) fn cut_name(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(LONGEST_NAME).collect()
 }
 
-/// Reason with control characters as spaces, cut to the length that a status accepts.
+/// Reason for a status: `text` with control characters as spaces, cut to the length that a status
+/// accepts.
 pub(super) fn cut_reason(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_REASON).collect()
 }
