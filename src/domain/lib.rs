@@ -26,8 +26,8 @@ pub mod vm_backends;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Facts about a LoadBalancer from which its address is chosen. The ledger task receives them in
-/// messages, so they must be cheap to clone.
+/// Facts about a LoadBalancer from which its address is chosen. The task that writes the pools'
+/// ledgers receives them in messages, so they must be cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbFacts {
     /// Identity of the LoadBalancer.
@@ -43,12 +43,14 @@ pub struct LbFacts {
     /// Whether a guest cluster announces the address. `false`: the nodes of the host cluster
     /// announce it.
     pub guest: bool,
-    /// Pool that `spec.ipPool` names.
+    /// Pool that `spec.ipPool` names. `None`: the field names no pool.
     pub named_pool: Option<String>,
-    /// Claim that `status.allocatedAddress` publishes.
+    /// Claim that `status.allocatedAddress` publishes. `None`: the status has no address from a
+    /// pool.
     pub published: Option<Claim>,
     /// Claim that an annotation of the LoadBalancer records: its present claim, or a former one. A
-    /// LoadBalancer that was restored from a backup still has this annotation.
+    /// LoadBalancer that was restored from a backup still has this annotation. `None`: the
+    /// LoadBalancer has no such annotation, or an invalid one.
     pub former: Option<Claim>,
     /// Whether the facts were read from the API server for this decision, not from a cache that may
     /// be old.
@@ -58,9 +60,9 @@ pub struct LbFacts {
 impl LbFacts {
     /// Segments on which this LoadBalancer's address may be announced, if a pool on the segment
     /// `pool` gives the address:
-    /// * type cluster: the segment in these facts, else `pool`;
+    /// * type cluster: `self.segment`, else `pool`;
     /// * type vm: the segment on which the nodes announce addresses of `pool`
-    ///   ([`network::Segment::of_announcer`]), and the segment in these facts.
+    ///   ([`network::Segment::of_announcer`]), and `self.segment`.
     pub fn announced_at(&self, pool: &network::Segment) -> Vec<network::Segment> {
         match (&self.segment, self.guest) {
             (Some(own), true) => vec![own.clone()],

@@ -9,7 +9,7 @@ use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK};
 pub enum NoAddressReason {
     /// No pool has the LoadBalancer's network and a scope that admits the LoadBalancer.
     NoMatch {
-        /// Requirement of the LoadBalancer, as text.
+        /// Network, project, namespace and guest cluster of the LoadBalancer, as one text.
         requirement: String,
     },
     /// Every pool that matches the LoadBalancer is full.
@@ -32,7 +32,7 @@ pub enum NoAddressReason {
     Forbidden {
         /// Name of the pool.
         pool: String,
-        /// Requirement of the LoadBalancer, as text.
+        /// Network, project, namespace and guest cluster of the LoadBalancer, as one text.
         requirement: String,
     },
     /// The network that the LoadBalancer names is not the network of its pool.
@@ -60,7 +60,7 @@ pub enum NoAddressReason {
     ClusterRemoved {
         /// Name of the guest cluster.
         cluster: String,
-        /// VM of the guest cluster from which the removal was observed, `namespace/name`.
+        /// VM of the guest cluster that shows the removal, `namespace/name`.
         vm: String,
     },
 }
@@ -80,7 +80,7 @@ impl NoAddressReason {
         }
     }
 
-    /// Whether this reason is about the pool `name`.
+    /// Whether this reason contains the name of the pool `name`.
     pub fn names(&self, name: &str) -> bool {
         match self {
             Self::NoMatch { .. } | Self::ClusterRemoved { .. } => false,
@@ -94,8 +94,8 @@ impl NoAddressReason {
         }
     }
 
-    /// Message of the LoadBalancer's condition `Ready`. UIs match on "no matched IPPool" and "no
-    /// available IP".
+    /// Message of the LoadBalancer's condition `Ready`. UIs search the message for "no matched
+    /// IPPool" and "no available IP".
     pub fn message(&self) -> String {
         match self {
             Self::NoMatch { requirement } => format!(
@@ -179,12 +179,14 @@ pub enum NoLease {
     /// The LoadBalancer's former DHCPLease is being deleted. After its deletion, the operator
     /// creates a new DHCPLease.
     Returning,
-    /// The LoadBalancer's former DHCPLease is for another network, and must be deleted first.
+    /// The LoadBalancer's former DHCPLease is for another network, and must be deleted before a new
+    /// one is created.
     OtherNetwork {
         /// Network of the former DHCPLease.
         network: String,
     },
-    /// The LoadBalancer's former DHCPLease has another client identity, and must be deleted first.
+    /// The LoadBalancer's former DHCPLease has another client identity, and must be deleted before
+    /// a new one is created.
     OtherIdentity,
     /// The host takes over the address that kube-vip leased. Before that, kube-vip must release its
     /// lease.
@@ -192,8 +194,8 @@ pub enum NoLease {
         /// Network of the LoadBalancer, `namespace/name`.
         network: String,
     },
-    /// Another LoadBalancer already has the requested DHCP client identity. The text names this
-    /// LoadBalancer.
+    /// Another LoadBalancer already has the requested DHCP client identity. The text names that
+    /// other LoadBalancer.
     IdentityTaken(String),
     /// An annotation of the LoadBalancer about DHCP is not valid. The text names the annotation and
     /// the fault.
@@ -269,7 +271,8 @@ impl NoLease {
 pub const LEASED: &str = "Leased";
 /// The host takes over the address that an announcer leased by DHCP.
 pub const TAKEOVER: &str = "DHCPTakeover";
-/// The lease of the host has ended, and the LoadBalancer's status no longer contains the address.
+/// The lease of the LoadBalancer's address has ended, so the LoadBalancer's status no longer
+/// contains the address.
 pub const LEASE_LOST: &str = "DHCPLeaseLost";
 /// An address is claimed, and the LoadBalancer's status contains it.
 pub const ALLOCATED: &str = "Allocated";
@@ -287,22 +290,23 @@ pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is claimed for the LoadBalancer, but no announcer announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
-/// No VM on the announcing node serves, and the Service has `externalTrafficPolicy: Local`.
+/// The Service has `externalTrafficPolicy: Local`, and none of the VMs that can serve is on the
+/// node of kube-vip's leader. kube-vip then does not announce the address.
 pub const NO_LOCAL_BACKEND: &str = "NoLocalBackend";
 /// The address leads to VMs, but clients outside the Service's `loadBalancerSourceRanges` reach
-/// processes of the announcing node on the Service's ports.
+/// processes of the node that announces the address, on the Service's ports.
 pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
-/// No selected VM runs.
+/// None of the VMs that the LoadBalancer selects is running.
 pub const NO_BACKENDS: &str = "NoRunningBackends";
-/// No running VM reports an address. If the LoadBalancer names a network, only addresses on this
-/// network count.
+/// None of the running VMs that the LoadBalancer selects reports an address. If the LoadBalancer
+/// names a network, only addresses on this network count.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
-/// Running VMs report only addresses that they are not allowed to have. The condition's status is
-/// still True if other VMs serve.
+/// Some running VMs of the LoadBalancer report only addresses that they are not allowed to have,
+/// and get no traffic. The condition's status is still True if other VMs get traffic.
 pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
-/// Running VMs fail their health check, or have not passed it yet.
+/// No VM gets traffic: running VMs fail their health check, or have not passed it yet.
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
-/// Running VMs, or their pods, are not ready.
+/// No VM gets traffic: the running VMs, or their pods, are not ready.
 pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
 /// The LoadBalancer needs a Service or EndpointSlice, but an object of another owner has its name.
 pub const SERVICE_CONFLICT: &str = "ServiceConflict";
@@ -310,9 +314,9 @@ pub const SERVICE_CONFLICT: &str = "ServiceConflict";
 pub const SERVICE_REFUSED: &str = "ServiceRefused";
 /// The LoadBalancer's name or listeners are not valid for a Service.
 pub const INVALID_SPEC: &str = "InvalidSpec";
-/// The operator cannot list virtual machines, so it leaves the endpoints as they are.
+/// The operator cannot list virtual machines, so it does not change the LoadBalancer's endpoints.
 pub const VMS_UNKNOWN: &str = "VMsUnknown";
-/// A controller other than this operator holds the Lease.
+/// A controller other than this operator holds the Lease of the leader.
 pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 /// The pool gives out addresses.
 pub const POOL_READY: &str = "Ready";
@@ -330,29 +334,30 @@ pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 /// The pool is being deleted, and waits for the release of its addresses.
 pub const DELETING: &str = "Deleting";
 
-/// Suffix of [`other_controller`]'s text, if IPPool still has the status subresource. The other
-/// controller writes the status by updates of the whole IPPool, and the API server drops the status
-/// from such updates.
+/// Suffix of [`other_controller`]'s text, if the CRD of IPPool still has the status subresource.
+/// The other controller writes the status by updates of the whole IPPool, and the API server drops
+/// the status from such updates.
 pub const STATUS_DROPPED: &str = ". IPPool has a status subresource in this cluster, so the API server silently drops the records of that controller, which may then allocate one address twice: restore Harvester's CRD, or stop that controller";
 
 /// Suffix of [`other_controller`]'s text, if the operator has removed the status subresource of
 /// IPPool.
 pub const STATUS_KEPT: &str = ". IPPool had a status subresource in this cluster, with which the API server silently drops the records of that controller: the operator has removed the subresource from the CRD, so that no address is allocated twice";
 
-/// Text of the condition and the Event that report that another CRD has replaced the operator's
-/// CRD.
+/// Text of the condition and the Event which report that another client has overwritten the spec of
+/// a CRD that the operator had written.
 pub const FORM_REPLACED: &str = "another form has replaced the operator's CRD, most likely in an upgrade of Harvester: addresses still work and stay recorded, but at each write the API server drops the fields that the other form does not have; `harvester-guest-operator takeover --apply` restores the operator's form";
 
-/// Text of the Event that reports that the operator has restored its own CRD.
+/// Text of the Event which reports that the operator has written its own spec of a CRD again.
 pub const FORM_REPAIRED: &str =
     "another form had replaced the operator's CRD: the operator has restored its own form";
 
-/// Text of the Event that reports that the operator has restored a CRD's status subresource.
+/// Text of the Event which reports that the operator has restored the status subresource that it
+/// had removed from a CRD.
 pub const STATUS_BACK: &str =
     "the operator has restored the status subresource, which it removed for another controller";
 
-/// Text of the condition and the Event about another controller that leads. `holder`: identity of
-/// that controller in the Lease.
+/// Text of the condition and the Event which report that a controller other than this operator
+/// leads. `holder`: identity of that controller in the Lease.
 pub fn other_controller(holder: &str) -> String {
     format!(
         "{holder} holds the Lease of the leader, and is not a replica of harvester-guest-operator: only that controller allocates addresses; to let this operator lead, scale that controller's Deployment to 0"
