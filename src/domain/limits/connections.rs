@@ -57,7 +57,7 @@ impl ConnectionPhase {
     }
 }
 
-/// Open connections, each with its phase and a handle that closes it.
+/// Open connections, each with its phase and a handle of type `T` that closes it.
 #[derive(Debug)]
 pub struct ConnectionTable<T> {
     most: usize,
@@ -123,8 +123,8 @@ impl<T> ConnectionTable<T> {
         ConnectionKey { source, number: self.next }
     }
 
-    /// Sets the phase of a connection. The phase begins at `now`. Does nothing if the connection
-    /// was removed before.
+    /// Sets the phase of the connection with the key `place`. The phase begins at `now`. Does
+    /// nothing if the connection was removed before.
     pub fn set_phase(&mut self, place: ConnectionKey, phase: ConnectionPhase, now: Duration) {
         let seats = self.seats.get_mut(&place.source);
         if let Some(seat) = seats.and_then(|seats| seats.get_mut(&place.number)) {
@@ -132,8 +132,8 @@ impl<T> ConnectionTable<T> {
         }
     }
 
-    /// Removes a connection, and returns the handle that closes it. `None`: the connection was
-    /// removed before.
+    /// Removes the connection with the key `place`, and returns the handle that closes it. `None`:
+    /// the connection was removed before.
     pub fn leave(&mut self, place: ConnectionKey) -> Option<T> {
         let seats = self.seats.get_mut(&place.source)?;
         let seat = seats.remove(&place.number);

@@ -2,7 +2,8 @@
 
 /// Maximum length, in bytes, of a text that is written into a condition, an Event or an annotation.
 pub const LONGEST_TEXT: usize = 1024;
-/// Maximum length, in bytes, of a name, an address, a time or another short field that is kept.
+/// Maximum length, in bytes, of a name, an address, a time or another short field of an object that
+/// is kept in memory.
 pub const LONGEST_WORD: usize = 320;
 
 /// Returns the text, cut to at most `longest` bytes. A text that was cut ends with three dots,

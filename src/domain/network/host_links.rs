@@ -18,7 +18,7 @@ pub struct HostLink {
     pub bridge: String,
     /// VLAN ID, 1 to 4094.
     pub vlan: u16,
-    /// Nodes on which the link works.
+    /// Names of the nodes on which the link works.
     pub nodes: BTreeSet<String>,
 }
 
@@ -27,8 +27,8 @@ pub struct HostLink {
 pub enum NetworkReach {
     /// The link works on each node where an announcer may run.
     Ready,
-    /// A HostNetworkConfig for the bridge and VLAN exists, but the link does not work on these
-    /// nodes.
+    /// A HostNetworkConfig for the bridge and VLAN exists, but the link does not work on some nodes
+    /// where an announcer may run. The value is the names of these nodes.
     Missing(Vec<String>),
     /// No HostNetworkConfig for the bridge and VLAN exists, or no node is known on which an
     /// announcer may run.
@@ -36,10 +36,10 @@ pub enum NetworkReach {
     NotConfigured,
 }
 
-/// The links of all nodes.
+/// VLAN links of all nodes, and the nodes on which an announcer may run.
 #[derive(Clone, Debug, Default)]
 pub struct HostLinks {
-    /// Map from the name of a HostNetworkConfig to its link.
+    /// Map from the name of a HostNetworkConfig to the link that it creates.
     configs: BTreeMap<String, HostLink>,
     /// Nodes on which an announcer may run.
     announcing: BTreeSet<String>,

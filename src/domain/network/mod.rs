@@ -22,7 +22,7 @@ pub enum Segment {
     /// The nodes' own network.
     #[default]
     Management,
-    /// A bridge and a VLAN ID; 0 for untagged.
+    /// A VLAN on a bridge: name of the bridge, and VLAN ID; 0 for untagged.
     Vlan(String, u16),
     /// A network with this name, whose bridge and VLAN are unknown.
     Named(String),
@@ -65,7 +65,8 @@ impl Segment {
         matches!(self, Self::Vlan(_, vlan) if *vlan != 0)
     }
 
-    /// Whether an address on this segment may be visible on the other segment.
+    /// Whether hosts on `other` may hear the announcement of an address on this segment: the two
+    /// segments are equal, or one of them is [`Segment::Unlisted`].
     pub fn meets(&self, other: &Self) -> bool {
         self == other || [self, other].contains(&&Self::Unlisted)
     }

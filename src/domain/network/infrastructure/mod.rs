@@ -26,8 +26,8 @@ pub enum Reserved {
     /// `status.loadBalancer.ingress` of the Service with this `namespace/name`. The Service names
     /// no LoadBalancer as its owner.
     Ingress(String),
-    /// `status.loadBalancer.ingress` of a Service that names a LoadBalancer as its owner. Every
-    /// user who may write the Service can name that owner.
+    /// `status.loadBalancer.ingress` of the Service with this `namespace/name`. The Service names a
+    /// LoadBalancer as its owner. Every user who may write the Service can name that owner.
     OwnIngress(String),
     /// `spec.cidrs` of the ServiceCIDR with this name.
     ServiceNetwork(String),
@@ -36,15 +36,17 @@ pub enum Reserved {
 }
 
 impl Reserved {
-    /// Whether pools hold back the object's addresses. Exceptions:
+    /// Whether pools hold back (do not give out) the addresses that the object reserves. They do,
+    /// with these exceptions:
     /// * cluster IPs, because their service network is held back as a whole;
     /// * the address of a LoadBalancer's own Service, because the address may be from a pool.
     pub fn is_held_back(&self) -> bool {
         !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
     }
 
-    /// Whether pools of the segment hold back the object's addresses. Pools on a tagged VLAN give
-    /// out addresses of the pod and service networks, because these networks are not on the VLAN.
+    /// Whether pools on the segment hold back (do not give out) the addresses that the object
+    /// reserves. Pools on a tagged VLAN give out addresses of the pod and service networks, because
+    /// these networks are not on the VLAN.
     pub fn is_held_back_on(&self, segment: &Segment) -> bool {
         self.is_held_back() && !(self.is_network() && segment.is_tagged())
     }
@@ -79,18 +81,19 @@ impl fmt::Display for Reserved {
     }
 }
 
-/// Networks that pools hold back, each with the object that reserves the network. A single address
-/// is stored as a /32 or /128 network.
+/// Networks whose addresses pools hold back (do not give out), each with the object that reserves
+/// the network. A single address is stored as a /32 or /128 network.
 pub type HeldBack = BTreeMap<IpNet, Reserved>;
 
-/// Every reserved address, with the objects that reserve it.
+/// Every address that the cluster itself uses, with the objects that reserve it.
 #[derive(Clone, Debug, Default)]
 pub struct Infrastructure {
     /// Map from a network to the objects that reserve the network. A single address is stored as a
     /// /32 or /128 network.
     by_network: HashMap<IpNet, BTreeSet<Reserved>>,
     by_object: HashMap<Reserved, Vec<IpNet>>,
-    /// Map from a family (`true`: IPv6) and a prefix length to the number of reservations.
+    /// Map from a family (`true`: IPv6) and a prefix length to the number of reservations of
+    /// networks with this length.
     lengths: BTreeMap<(bool, u8), usize>,
 }
 
@@ -136,10 +139,10 @@ impl Infrastructure {
         added.into_iter().chain(removed).collect()
     }
 
-    /// Networks that pools hold back, each with the object that reserves the network: addresses of
-    /// nodes, the management address, ingress addresses of Services that no LoadBalancer owns, and
-    /// the networks of pods and Services. Pools on tagged VLANs do not hold back the last two
-    /// ([`Reserved::is_held_back_on`]).
+    /// Networks whose addresses pools hold back, each with the object that reserves the network:
+    /// addresses of nodes, the management address, ingress addresses of Services that no
+    /// LoadBalancer owns, and the networks of pods and Services. Pools on tagged VLANs do not hold
+    /// back the last two ([`Reserved::is_held_back_on`]).
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
@@ -171,7 +174,7 @@ impl Infrastructure {
         objects.is_some_and(|all| all.iter().any(|object| matches!(object, Reserved::Node(_))))
     }
 
-    /// Objects, each with the networks that it reserves, in any order.
+    /// All objects that reserve addresses, each with the networks that it reserves, in any order.
     pub fn entries(&self) -> impl Iterator<Item = (&Reserved, &[IpNet])> {
         self.by_object.iter().map(|(object, networks)| (object, networks.as_slice()))
     }
