@@ -32,11 +32,11 @@ pub const LONGEST_NAME: usize = 63;
 /// a whole. If a list is larger, the other clients' entries are not kept in memory, and the object
 /// is read again before a write.
 const MOST_FOREIGN: usize = 1024;
-/// Largest number of addresses in a list that the view holds. A longer list is replaced by its
-/// digest.
+/// Largest number of addresses of `status.backendServers` that are kept in memory. A longer list is
+/// replaced by its [`digest`].
 const LONGEST_LIST: usize = 16;
 
-/// Annotations that decisions use.
+/// Annotations that decisions use. [`trim`] removes all other annotations.
 const ANNOTATIONS: [&str; 10] = [
     ANNOTATION_NETWORK,
     ANNOTATION_CLUSTER,
@@ -92,7 +92,8 @@ pub fn trim(lb: &mut LoadBalancer) -> bool {
     partial
 }
 
-/// Digest that is stored instead of a list of addresses which is too long for the view.
+/// Digest of a list of addresses. [`trim`] stores it in place of a list that is too long to be kept
+/// in memory.
 pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     let mut hash = Sha256::new();
     for text in list {
@@ -102,7 +103,8 @@ pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     format!("sha256:{}", hex(&hash.finalize()))
 }
 
-/// Whether `stored` equals `list`, or is the digest of `list`.
+/// Whether `stored`, a list in an object that [`trim`] may have cut, equals `list` or contains only
+/// the [`digest`] of `list`.
 pub fn is_list(stored: &[String], list: &[String]) -> bool {
     if list.len() > LONGEST_LIST && stored.len() == 1 {
         return stored[0] == digest(list.iter().map(String::as_str));

@@ -16,7 +16,7 @@ use api::{
 /// The Rancher project of a namespace, as its Namespace object names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Project {
-    /// The Namespace is not in the view yet.
+    /// The project is not known, because the watch of Namespaces has not shown this Namespace.
     #[default]
     Unknown,
     /// The namespace belongs to no project.
@@ -32,6 +32,7 @@ pub struct LbSurroundings {
     /// Project of the LoadBalancer's namespace.
     pub project: Project,
     /// Network of the guest cluster's VMs, if these VMs determine the LoadBalancer's network.
+    /// `None`: they do not, or their network is not known.
     pub vm_network: Option<String>,
 }
 
@@ -72,7 +73,8 @@ pub fn former(lb: &LoadBalancer) -> Option<Claim> {
     Some(Claim { pool: pool.to_owned(), ip: ip.parse().ok()? })
 }
 
-/// Text of a claim for the annotation from which [`former`] reads it.
+/// Value of the annotation [`ANNOTATION_ALLOCATED`] for this claim: `POOL/ADDRESS`. [`former`]
+/// reads it.
 pub fn written(claim: &Claim) -> String {
     format!("{}/{}", claim.pool, claim.ip)
 }
@@ -88,18 +90,19 @@ pub fn lb_entry(lb: &LoadBalancer) -> Option<LoadBalancerEntry> {
     })
 }
 
-/// Name and UID of the object.
+/// Name and UID of the LoadBalancer.
 pub fn owner(lb: &LoadBalancer) -> Owner {
     Owner { name: name(lb), uid: lb.metadata.uid.clone().unwrap_or_default() }
 }
 
-/// `namespace/name` of the object.
+/// `namespace/name` of the LoadBalancer.
 pub fn name(lb: &LoadBalancer) -> String {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{}/{}", part(&lb.metadata.namespace), part(&lb.metadata.name))
 }
 
-/// Address in the status of each LoadBalancer, by `namespace/name`. `None`: no address.
+/// Map from the `namespace/name` of each LoadBalancer to its `status.address`. `None`: the
+/// LoadBalancer has no valid address there.
 pub fn addresses<'a>(
     lbs: impl IntoIterator<Item = &'a LoadBalancer>,
 ) -> BTreeMap<String, Option<IpAddr>> {
@@ -183,8 +186,8 @@ pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
     published.is_some_and(|published| published.parse() == Ok(address))
 }
 
-/// Whether the status has an address. `0.0.0.0` counts as an address: the announcer leases the real
-/// one.
+/// Whether `status.allocatedAddress` has an address. `0.0.0.0` counts as an address. It means that
+/// the announcer leases the real address by DHCP.
 pub fn has_address(lb: &LoadBalancer) -> bool {
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
     allocated.and_then(|a| a.ip.as_deref()).is_some_and(|ip| !ip.is_empty())
@@ -194,12 +197,12 @@ fn created(lb: &LoadBalancer) -> i64 {
     lb.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// Whether the LoadBalancer takes its address from pools.
+/// Whether the LoadBalancer takes its address from pools. `false`: the address is leased by DHCP.
 pub fn wants_pool(lb: &LoadBalancer) -> bool {
     lb.spec.ipam.unwrap_or_default() == Ipam::Pool
 }
 
-/// Whether the object is being deleted.
+/// Whether the LoadBalancer is being deleted.
 pub fn is_leaving(lb: &LoadBalancer) -> bool {
     lb.metadata.deletion_timestamp.is_some()
 }

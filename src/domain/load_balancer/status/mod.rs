@@ -53,8 +53,8 @@ impl AddressOutcome {
 }
 
 /// Merge patch that writes the `outcome` into the LoadBalancer. `None`: nothing changes. `report`:
-/// state of a vm LoadBalancer's Service and VMs; `None` before the Service exists. `now`: an RFC
-/// 3339 time.
+/// state of a vm LoadBalancer's Service and VMs; `None` for type cluster, and before the Service
+/// exists. `now`: an RFC 3339 time.
 pub fn patch(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,
@@ -137,22 +137,23 @@ fn allocated_annotation(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<S
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
-/// Whether a Service may be created: an address is published, and the finalizer delays the deletion
-/// of the LoadBalancer until the Service is deleted.
+/// Whether the operator may create the LoadBalancer's Service: an address is published, and the
+/// finalizer delays the deletion of the LoadBalancer until the Service is deleted.
 pub fn may_serve(lb: &LoadBalancer) -> bool {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
     finalizers.iter().any(|f| f == LB_FINALIZER) && allocated.is_some_and(|a| a.ip.is_some())
 }
 
-/// The merge patch that removes the finalizer of a deleted LoadBalancer. `None`: the LoadBalancer
-/// does not have this operator's finalizer.
+/// The merge patch that removes this operator's finalizer from a LoadBalancer that is being
+/// deleted. `None`: the LoadBalancer does not have this finalizer.
 pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     removal_patch(&lb.metadata, &[LB_FINALIZER])
 }
 
-/// The desired `allocatedAddress`. Fields that this operator does not use are copied from `old`. If
-/// they were left out, each comparison would find a difference, and each reconcile would write.
+/// The desired `status.allocatedAddress`. Fields that this operator does not use are copied from
+/// `old`. If they were left out, each comparison would find a difference, and each reconcile would
+/// write.
 fn allocated(old: &AllocatedAddress, outcome: &AddressOutcome) -> AllocatedAddress {
     match outcome {
         AddressOutcome::Guest(_) => AllocatedAddress {
@@ -192,8 +193,8 @@ fn allocated(old: &AllocatedAddress, outcome: &AddressOutcome) -> AllocatedAddre
     }
 }
 
-/// The patch of the fields of `allocatedAddress` that this operator uses. `null` removes the
-/// present value.
+/// The patch of the fields of `allocatedAddress` that this operator uses. If `new` has no address,
+/// the patch is `null`, which removes the present value.
 fn allocated_patch(new: &AllocatedAddress) -> Value {
     if new.ip.is_none() {
         return Value::Null;

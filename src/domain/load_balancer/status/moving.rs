@@ -27,8 +27,8 @@ pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredServic
     })
 }
 
-/// Outcome that keeps the old address published until the Service has moved to the new address,
-/// because the old address may still be announced.
+/// Outcome that keeps the address of the claim `old` published until the Service has moved to the
+/// new address, because the old address may still be announced.
 pub fn keep_old_address(old: Claim) -> AddressOutcome {
     AddressOutcome::Pool(ClaimResult::Held {
         claim: old,
