@@ -7,7 +7,8 @@ use std::net::IpAddr;
 pub struct ManualRelease {
     /// Address to release.
     pub ip: IpAddr,
-    /// `namespace/name` of the owner for which the ledger must record the address.
+    /// `namespace/name` of the LoadBalancer that owns the address. If the ledger records another
+    /// owner, the request is refused.
     pub name: String,
 }
 

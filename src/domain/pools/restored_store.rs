@@ -15,7 +15,8 @@ use api::{IPPool, IPPoolStatus};
 /// Outcome of a restore for a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreOutcome {
-    /// The restored etcd does not contain the LoadBalancer. The pool's ledger keeps the claim.
+    /// The restored etcd does not contain the LoadBalancer. The claim stays recorded in the pool's
+    /// ledger, or is added again by [`with_kept`].
     Kept,
     /// The restored etcd contains neither the LoadBalancer nor the pool of its claim. So the claim
     /// cannot be recorded.
@@ -74,7 +75,8 @@ impl RestoreChange {
 }
 
 /// Changes that a restore made, ordered by the LoadBalancer's name. `before`: LoadBalancers as last
-/// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now.
+/// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now. A
+/// LoadBalancer that, before the restore, published no claim or was being deleted gives no change.
 pub fn changes(
     before: &[LoadBalancerEntry],
     pools: &[IPPool],

@@ -31,13 +31,13 @@ impl ConfirmedClaims {
         self.0.insert(facts.owner.name.clone(), (facts, answer));
     }
 
-    /// Removes the recorded answer to the owner with this name, because the owner's claims may
-    /// change.
+    /// Removes the recorded answer to the LoadBalancer with the name of `owner`, because the claims
+    /// of that name may change.
     pub fn forget(&mut self, owner: &Owner) {
         self.0.remove(&owner.name);
     }
 
-    /// Removes the recorded answers that the allocator would not give any more.
+    /// Removes the recorded answers that `allocator` would no longer give to the same requests.
     pub fn recheck(&mut self, allocator: &PoolAllocator) {
         self.0.retain(|_, (facts, answer)| allocator.unchanged(facts).as_ref() == Some(answer));
     }

@@ -46,11 +46,11 @@ pub use restore::{LedgerRepair, LoadBalancerEntry, LoadBalancerIndex, PoolSeen};
 /// A pool in the allocator.
 #[derive(Clone, Debug)]
 pub struct AllocatorPool {
-    /// Creation, in seconds since the epoch.
+    /// Creation time of the pool, in seconds since the epoch.
     pub created: i64,
     /// Network segment where the pool's addresses are announced.
     pub segment: Segment,
-    /// LoadBalancers that the pool serves.
+    /// Selector of the LoadBalancers that the pool serves.
     pub selector: PoolSelector,
     /// Conflict because of which the pool gives out no new address. [`PoolAllocator`] updates this
     /// field after each change of pools. `None`: no conflict.
@@ -180,7 +180,8 @@ impl PoolAllocator {
     }
 
     /// Whether the LoadBalancer must be read from the API server before [`Self::claim`], because a
-    /// stale view must not decide the answer. A fresh read is needed in these cases:
+    /// stale view must not decide the answer. Unless `facts` are fresh already, a fresh read is
+    /// needed in these cases:
     /// * a claim or a reservation may have to be released;
     /// * the LoadBalancer holds claims but publishes another address;
     /// * the LoadBalancer inherits claims of an earlier LoadBalancer with its name.
@@ -264,7 +265,7 @@ impl PoolAllocator {
         self.waiter_changes.pool(pool);
     }
 
-    /// Claims of the owner with this UID.
+    /// Claims of the owner with this UID. Empty if it has none.
     pub fn claims_of(&self, uid: &str) -> &[Claim] {
         self.holders.get(uid).map_or(&[], Vec::as_slice)
     }

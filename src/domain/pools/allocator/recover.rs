@@ -11,7 +11,7 @@ use crate::{Claim, LbFacts, Owner};
 impl PoolAllocator {
     /// Retains a published address whose pool was deleted. The pool may be created again, and an
     /// address in use changes only at its owner's request. `None`: the LoadBalancer publishes no
-    /// such address, or names another pool.
+    /// such address, or its `spec.ipPool` names another pool.
     pub(super) fn keep_claim_of_deleted_pool(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
         let claim = self.claim_of_deleted_pool(facts)?;
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
@@ -94,8 +94,12 @@ impl PoolAllocator {
         }
     }
 
-    /// Claims that the LoadBalancer may inherit, each with its owner. The owner has the same name
-    /// and another UID, and the claim's pool admits the LoadBalancer.
+    /// Claims that the LoadBalancer may inherit, each with its present owner. Conditions for each
+    /// claim:
+    /// * the owner has the LoadBalancer's name and another UID;
+    /// * `spec.ipPool` is empty, or names the claim's pool;
+    /// * the pool admits the LoadBalancer, fits its network, and is not being deleted;
+    /// * the LoadBalancer has no claim in the pool yet.
     pub(super) fn inheritance(&self, facts: &LbFacts) -> impl Iterator<Item = (Claim, Owner)> {
         let named = self.names.get(&facts.owner.name).into_iter().flatten();
         named.filter_map(|claim| {

@@ -39,7 +39,7 @@ pub struct PoolFacts {
     pub created: i64,
     /// Whether the pool is being deleted.
     pub deleting: bool,
-    /// LoadBalancers that the pool serves.
+    /// Selector of the LoadBalancers that the pool serves.
     pub selector: PoolSelector,
     /// Addresses of the pool. `None`: its ranges are invalid.
     pub ranges: Option<PoolRanges>,
@@ -50,16 +50,16 @@ pub struct PoolFacts {
 pub struct PoolContender<'a> {
     /// Name of the pool.
     pub name: &'a str,
-    /// Creation, in seconds since the epoch.
+    /// Creation time of the pool, in seconds since the epoch.
     pub created: i64,
     /// Whether the pool gives out addresses when it has no conflict. `false`: the pool is being
     /// deleted, or its ranges are invalid.
     pub serves: bool,
     /// Segment where the pool's addresses are announced. Not used for a global pool.
     pub segment: &'a Segment,
-    /// LoadBalancers that the pool serves.
+    /// Selector of the LoadBalancers that the pool serves.
     pub selector: &'a PoolSelector,
-    /// Addresses of the pool.
+    /// Addresses of the pool. Empty if its ranges are invalid.
     pub ranges: &'a PoolRanges,
 }
 
@@ -97,15 +97,16 @@ pub enum ConflictCause {
     Priority(i64),
     /// Both pools have priority 0, and scopes that may match the same LoadBalancer.
     Scope {
-        /// Index of the conflicting entry in this pool's `spec.selector.scope`.
+        /// Index of the first conflicting entry in this pool's `spec.selector.scope`.
         mine: usize,
-        /// Index of the conflicting entry in the other pool's `spec.selector.scope`.
+        /// Index of the first conflicting entry in the other pool's `spec.selector.scope`.
         theirs: usize,
     },
 }
 
 impl PoolFacts {
-    /// Reads a pool's spec. `created` is in seconds since the epoch.
+    /// Facts of the pool `name`, from its spec. `created`: creation time in seconds since the
+    /// epoch. `deleting` is `false`; the caller must set it if the pool is being deleted.
     pub fn new(name: &str, created: i64, spec: &IPPoolSpec) -> Self {
         Self {
             name: name.to_owned(),
@@ -168,7 +169,8 @@ impl PoolContender<'_> {
     }
 
     /// All causes of conflict between the two pools, the gravest first. The pools' age does not
-    /// matter.
+    /// matter. Empty if one of them is being deleted or has invalid ranges, or if both have the
+    /// same name.
     pub fn contests(&self, other: &Self) -> Vec<ConflictCause> {
         if !self.serves || !other.serves || self.name == other.name {
             return Vec::new();
@@ -189,7 +191,8 @@ impl PoolContender<'_> {
         contests
     }
 
-    /// Whether this pool has precedence over the other pool when the two are in conflict.
+    /// Whether this pool has precedence over the other pool when the two are in conflict: this pool
+    /// is older, or they have the same age and its name sorts first.
     fn is_senior_to(&self, other: &Self) -> bool {
         (self.created, self.name) < (other.created, other.name)
     }

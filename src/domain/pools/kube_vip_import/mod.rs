@@ -33,7 +33,7 @@ pub const NAME: &str = "kubevip";
 
 /// Suffix of the ConfigMap's keys for the pool of all namespaces, and that pool's name.
 const GLOBAL: &str = "global";
-/// Key under which kube-vip records the addresses that it announces.
+/// Key of the ConfigMap under which kube-vip records the addresses that it announces.
 const SERVICES: &str = "kubevip-services";
 /// Maximum number of ranges of one imported pool, and of excluded addresses of one range. The CRD's
 /// schema allows 256 ranges and 64 excluded addresses.
@@ -42,7 +42,7 @@ const MOST_RANGES: usize = 64;
 /// may have 256 KiB.
 const LONGEST_REPORT: usize = 16 * 1024;
 
-/// State of the cluster from which the plan is made, besides the ConfigMap.
+/// State of the cluster that the plan needs in addition to the content of the ConfigMap.
 #[derive(Clone, Debug, Default)]
 pub struct ImportFacts {
     /// IPPools that exist.
@@ -104,7 +104,8 @@ impl fmt::Display for RefusedItem {
 pub struct ImportPlan {
     /// Pools to create.
     pub pools: Vec<NewPool>,
-    /// Names of pools that exist already and are not changed.
+    /// Names of pools that exist already and have a range that is not in the ConfigMap. These pools
+    /// are not changed.
     pub left: Vec<String>,
     /// Items that are not imported.
     pub refused: Vec<RefusedItem>,
@@ -162,7 +163,7 @@ pub fn plan(data: &BTreeMap<String, String>, known: &ImportFacts) -> ImportPlan 
 }
 
 impl ImportPlan {
-    /// Plans the pool `name` from its items.
+    /// Plans the pool `name` from its items. An item that cannot be imported is added to `refused`.
     fn pool(&mut self, name: &str, items: Vec<(Range, RefusedItem)>, known: &ImportFacts) {
         let there = known.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name));
         if let Some(there) = there {

@@ -33,7 +33,7 @@ pub const LEDGER_BYTES: usize = 1_400_000;
 /// LoadBalancer exists are kept above the limit, until the next release.
 pub const HISTORY_LENGTH: usize = 128;
 
-/// Reason why a pool gave no address.
+/// Reason why a pool gives a LoadBalancer no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoAddress {
     /// Every address is in use.

@@ -25,7 +25,7 @@ pub struct AddressBlock {
     pub first: IpAddr,
     /// Last address, at least `first`, and of the same family.
     pub last: IpAddr,
-    /// Index of the range in `spec.ranges`.
+    /// Index, in `spec.ranges`, of the range to which the stretch belongs.
     pub range: usize,
 }
 
@@ -175,8 +175,8 @@ impl PoolRanges {
         Self { subnets: self.subnets.clone(), stretches }
     }
 
-    /// Number of addresses that can be given out. Saturates at `i64::MAX`, the highest value of the
-    /// status field.
+    /// Number of addresses that can be given out. Saturates at `i64::MAX`, the highest value of
+    /// `status.total`.
     pub fn total(&self) -> i64 {
         self.stretches
             .iter()
@@ -369,7 +369,7 @@ pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
     })
 }
 
-/// Parts of `low..=high` that are outside the holes.
+/// Parts of `low..=high` that are outside the holes. A hole is a pair of its first and last value.
 fn cut(low: u128, high: u128, mut holes: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
     holes.sort_unstable();
     let mut rest = Vec::new();

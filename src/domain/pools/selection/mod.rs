@@ -63,9 +63,11 @@ struct PoolScope {
 /// Rank of a pool that fits a LoadBalancer. Lower is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PoolFit {
-    /// Network and scope match strictly.
+    /// The pool's network and scope match the LoadBalancer strictly: a blank field of the scope
+    /// matches only a blank value.
     Strict,
-    /// Network and scope match if a blank project or guest cluster in the scope admits any value.
+    /// The pool's network and scope match the LoadBalancer only because a blank project or guest
+    /// cluster in the scope admits any value.
     Loose,
     /// The global pool, which serves LoadBalancers that no other pool fits.
     Global,
@@ -75,7 +77,8 @@ const ANY: &str = "*";
 
 impl PoolSelector {
     /// Reads a pool's selector; `None` is an empty one. The pool is global if its scope is one
-    /// entry of three `*`, as in Harvester's webhook. The label of global pools has no effect.
+    /// entry of three `*`, as in Harvester's webhook. The label that marks global pools in
+    /// Harvester has no effect.
     pub fn new(selector: Option<&api::Selector>) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let scope: Vec<PoolScope> = selector
@@ -132,7 +135,7 @@ impl PoolSelector {
     }
 
     /// Indices of the first pair of scope entries, one entry of each pool, that the same
-    /// LoadBalancer may match. `None`: there is no such pair.
+    /// LoadBalancer may match strictly. `None`: there is no such pair.
     pub fn shared_scope(&self, other: &Self) -> Option<(usize, usize)> {
         self.scope.iter().enumerate().find_map(|(mine, scope)| {
             let theirs = other.scope.iter().position(|theirs| scope.overlaps(theirs))?;

@@ -20,7 +20,8 @@ pub fn manual_release_refused(reason: &str, message: String) -> Condition {
     }
 }
 
-/// Condition `CRDReplaced`: another CRD of IPPool has replaced the operator's CRD.
+/// Condition `CRDReplaced` of a pool: another client has overwritten the spec of IPPool's CRD that
+/// the operator had written.
 fn crd_replaced() -> Condition {
     Condition {
         type_: CRD_REPLACED.to_owned(),
@@ -52,8 +53,8 @@ pub fn pool_ready(pool: &super::allocator::AllocatorPool) -> Condition {
 }
 
 /// The status that a pool should have. `conditions`: the present conditions. `notice`: the
-/// condition about a refused manual release, if any. `crd_is_replaced`: whether another CRD of
-/// IPPool has replaced the operator's CRD; `None`: not known, so the present condition stays.
+/// condition about a refused manual release, if any. `crd_is_replaced`: whether another client has
+/// overwritten the spec of IPPool's CRD; `None`: not known, so the present condition stays.
 /// `generation`: the spec's generation, for `observedGeneration`. `now`: an RFC 3339 time.
 pub fn pool_status(
     pool: &super::allocator::AllocatorPool,

@@ -79,7 +79,7 @@ impl PoolOverlaps {
         self.unsettled = true;
     }
 
-    /// Whether two LoadBalancers hold the address.
+    /// Whether two LoadBalancers held the address on one network when the pools were last compared.
     pub(super) fn is_shared(&self, ip: IpAddr) -> bool {
         self.shared.iter().any(|shared| shared.ip == ip)
     }
@@ -150,7 +150,8 @@ impl PoolAllocator {
         self.overlaps.shared.len()
     }
 
-    /// Compares all pools again, if anything has changed since they were last compared.
+    /// Compares all pools again, if anything has changed since they were last compared. Then
+    /// updates the conflict and the held-back addresses of each pool.
     pub(super) fn compare_pools(&mut self) {
         if !std::mem::take(&mut self.overlaps.unsettled) {
             return;
@@ -237,7 +238,8 @@ impl PoolAllocator {
         self.overlaps.shared = shared;
     }
 
-    /// Makes the other pools of the network hold back the address of a new claim.
+    /// Makes the other pools on the network of the claim's pool hold back the address of a new
+    /// claim, if the address is in their ranges.
     pub(super) fn hold_back_elsewhere(&mut self, claim: &Claim) {
         let Some(beside) = self.overlaps.beside.get(&claim.pool) else { return };
         for name in beside {
@@ -249,7 +251,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Lets the other pools give out the address of a claim, after the claim was released.
+    /// Lets the other pools give out the address of a claim that was released. [`Self::let_go`]
+    /// describes the exception.
     pub(super) fn let_go_elsewhere(&mut self, claim: &Claim) {
         let both =
             |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);

@@ -142,7 +142,7 @@ impl Reservation {
         other.segments.iter().any(|segment| self.is_at(segment))
     }
 
-    /// Whether the address is announced on a segment.
+    /// Whether the reserved address is, or may be, announced on this segment.
     fn is_at(&self, segment: &Segment) -> bool {
         self.segments.iter().any(|announced| announced.meets(segment))
     }
@@ -207,7 +207,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether the claim is reserved for the LoadBalancer with this UID, on any segment.
+    /// Whether the claim is reserved for the LoadBalancer with this UID, on at least one segment.
     pub(super) fn has_reserved(&self, uid: &str, claim: &Claim) -> bool {
         self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
     }
@@ -229,12 +229,13 @@ impl PoolAllocator {
         segments == self.uncovered(facts, claim)
     }
 
-    /// Whether an address that is not among `claims` is reserved for the LoadBalancer.
+    /// Whether the LoadBalancer with this UID has a reservation for a claim that is not among
+    /// `claims`.
     pub(super) fn reserves_more_than(&self, uid: &str, claims: &[Claim]) -> bool {
         self.reserved.of(uid).iter().any(|reservation| !claims.contains(&reservation.claim))
     }
 
-    /// Whether the LoadBalancer has a reservation or an expected address.
+    /// Whether the LoadBalancer with this UID has a reservation or an expected address.
     pub(super) fn is_remembered(&self, uid: &str) -> bool {
         self.reserved.by_uid.contains_key(uid) || self.reserved.former.contains_key(uid)
     }

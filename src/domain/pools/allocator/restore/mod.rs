@@ -45,7 +45,7 @@ pub struct PoolSeen {
     pub created: i64,
     /// Segment of the network in the pool's selector.
     pub segment: Segment,
-    /// Whether the pool has a deletion timestamp.
+    /// Whether the pool is being deleted: it has a deletion timestamp.
     pub deleting: bool,
     /// Spec of the pool.
     pub spec: IPPoolSpec,
@@ -105,7 +105,7 @@ pub enum LedgerRepair {
 }
 
 impl LoadBalancerIndex {
-    /// Indexes the LoadBalancers.
+    /// Index of these LoadBalancers.
     pub fn new(entries: impl IntoIterator<Item = LoadBalancerEntry>) -> Self {
         let mut index = Self::default();
         for entry in entries {
@@ -153,7 +153,8 @@ impl LoadBalancerIndex {
         })
     }
 
-    /// Whether the owner exists. An owner without a UID is found by its name.
+    /// Whether the index contains the LoadBalancer with the owner's UID. If the owner has no UID,
+    /// whether it contains a LoadBalancer with the owner's name.
     pub fn knows(&self, owner: &Owner) -> bool {
         if owner.uid.is_empty() {
             self.uids.contains_key(&owner.name)
@@ -164,8 +165,8 @@ impl LoadBalancerIndex {
 }
 
 impl PoolAllocator {
-    /// Reads a stored pool into the allocator. The rules in the module's header decide which owners
-    /// in memory stay. Returns the corrections of the ledger.
+    /// Reads a stored pool into the allocator. The rules in the module's header decide which owner
+    /// has each address. Returns the corrections of the ledger.
     pub fn merge(&mut self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
@@ -304,7 +305,7 @@ impl PoolAllocator {
     }
 
     /// Whether a claim's owner has no UID, and the LoadBalancer of that name holds another address
-    /// of the pool. `uid`: UID of that LoadBalancer.
+    /// of the claim's pool. `uid`: UID of that LoadBalancer.
     pub fn is_second(&self, claim: &Claim, owner: &Owner, uid: Option<&str>) -> bool {
         let other = |c: &Claim| c.pool == claim.pool && c.ip != claim.ip;
         owner.uid.is_empty() && uid.is_some_and(|uid| self.claims_of(uid).iter().any(other))

@@ -83,7 +83,8 @@ impl PoolAllocator {
         answered_anew
     }
 
-    /// Whether the waiter may get another answer after the changes.
+    /// Whether a waiter with these facts may get an answer other than `wait`, its present answer,
+    /// after the changes.
     fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, changes: &WaiterChanges) -> bool {
         // The answer to a waiter that publishes an address depends on all pools.
         changes.everything
@@ -138,7 +139,8 @@ impl PoolAllocator {
 }
 
 impl AllocatorPool {
-    /// Whether a waiter may get another answer after the pool has changed.
+    /// Whether a waiter with these facts may get an answer other than `wait`, its present answer,
+    /// after this pool, `name`, has changed.
     fn may_change(&self, name: &str, facts: &LbFacts, wait: &NoAddressReason) -> bool {
         let is_named = wait.names(name);
         let is_asked = match &facts.named_pool {
