@@ -1,4 +1,4 @@
-//! LoadBalancers of VMs: the endpoints, their health, the Service and the EndpointSlices.
+//! Rules for VM load balancers: their VMs and health checks, their Service and EndpointSlices.
 
 pub mod backend_address;
 pub mod endpoint_slices;

@@ -3,7 +3,7 @@
 /// Maximum number of listeners of one LoadBalancer.
 pub const MOST_LISTENERS: usize = 256;
 
-/// Listener: a port of the address, and the port of the VMs to which it leads.
+/// Listener of a LoadBalancer: a port of its address, and the port of the VMs to which it leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerPort {
     /// Name of the listener; may be empty if the LoadBalancer has no other listener.
@@ -19,7 +19,7 @@ pub struct ListenerPort {
 /// Port that every endpoint in an EndpointSlice serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EndpointPort {
-    /// Name of the listener.
+    /// Name of the listener whose traffic the port serves.
     pub name: String,
     /// Protocol: TCP or UDP.
     pub protocol: String,

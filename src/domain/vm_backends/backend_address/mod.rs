@@ -13,12 +13,12 @@ use ipnet::IpNet;
 use super::vm::VmPod;
 use crate::network::infrastructure::Reserved;
 
-/// Addresses of a network, from Harvester's annotation on its NetworkAttachmentDefinition.
+/// CIDR and router of a network, from Harvester's annotation on its NetworkAttachmentDefinition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkRange {
     /// CIDR of the network.
     pub cidr: IpNet,
-    /// Address of the network's router.
+    /// Address of the network's router. `None`: the annotation names none.
     pub gateway: Option<IpAddr>,
 }
 
@@ -30,8 +30,8 @@ pub struct AddressRules<'a> {
     pub own: Option<IpAddr>,
     /// Returns the object of the cluster that has the given address. `None`: no object has it.
     pub reserved: &'a dyn Fn(IpAddr) -> Option<Reserved>,
-    /// Returns the addresses of a network, `namespace/name`. `None`: the network's addresses are
-    /// not known.
+    /// Returns the CIDR and the router of the network with the given `namespace/name`. `None`: they
+    /// are not known.
     pub range: &'a dyn Fn(&str) -> Option<NetworkRange>,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for AddressFault {
 /// Returns the reason why a VM may not have an address on a network. `None`: the VM may have the
 /// address. `network`: `namespace/name`, or empty for the pod network. `pods`: pods of the VM.
 /// `had` returns whether a stored EndpointSlice has the address for this VM. If so, the VM may keep
-/// the address, even if a Service now has the same ingress address.
+/// the address, even if the address is now also the ingress address of a Service.
 pub fn fault(
     address: IpAddr,
     network: &str,

@@ -30,8 +30,8 @@ pub struct SliceBody<'a> {
 struct EndpointBody<'a> {
     addresses: [IpAddr; 1],
     conditions: EndpointConditions,
-    /// Reference to the VM. The sink has a reference without a kind, because Harvester's Go
-    /// controller expects a reference in every endpoint.
+    /// Reference to the endpoint's VM. The sink is no VM, so its reference has no `kind`. The sink
+    /// still has a reference, because Harvester's Go controller expects one in every endpoint.
     target_ref: TargetRef<'a>,
     #[serde(skip_serializing_if = "str::is_empty")]
     node_name: &'a str,
@@ -53,8 +53,8 @@ struct TargetRef<'a> {
     uid: &'a str,
 }
 
-/// Body of a new EndpointSlice. `name`: name of the slice. `triggered`: RFC 3339 time of the event
-/// that caused the write.
+/// Body of a new EndpointSlice of the LoadBalancer `lb`. `name`: name of the slice. `triggered`:
+/// RFC 3339 time of the event that caused the write.
 pub fn create<'a>(
     lb: LbIdentity<'a>,
     name: &str,
@@ -79,9 +79,9 @@ pub fn create<'a>(
     body(lb, head, endpoints)
 }
 
-/// Merge patch that replaces the ports and endpoints of a stored slice, and sets the operator's
-/// labels. `version`: resourceVersion that the stored slice must have. `triggered`: RFC 3339 time
-/// of the event that caused the write.
+/// Merge patch that replaces the ports and endpoints of a stored slice of the LoadBalancer `lb`,
+/// and sets the operator's labels. `version`: resourceVersion that the stored slice must have.
+/// `triggered`: RFC 3339 time of the event that caused the write.
 pub fn patch<'a>(
     lb: LbIdentity<'a>,
     version: &str,

@@ -1,4 +1,4 @@
-//! Distribution of endpoints over EndpointSlices, and the writes that achieve it.
+//! Distribution of a Service's endpoints over EndpointSlices, and the writes that lead to it.
 //!
 //! Invariants:
 //!
@@ -24,15 +24,15 @@ pub use body::{SliceBody, create, patch};
 /// Largest number of endpoints in a slice, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
 
-/// UID of the sink. Harvester's Go controller gives its sink the same UID. So the Go controller
-/// removes the operator's sink when the Go controller becomes the leader.
+/// UID of the sink (see [`sink_endpoint`]). Harvester's Go controller gives its sink the same UID.
+/// So the Go controller removes the operator's sink when the Go controller becomes the leader.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
 
-/// Port of the sink: discard (RFC 863). No program on a node listens on this port, and even a
-/// discard server would send no answer.
+/// Port of the sink (see [`sink_endpoint`]): discard (RFC 863). No program on a node listens on
+/// this port, and even a discard server would send no answer.
 pub const SINK_PORT: u16 = 9;
 
-/// Node that announces a Service.
+/// Node that announces the address of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnouncingNode {
     /// Name of the node.
@@ -110,7 +110,7 @@ impl SliceWrite {
         }
     }
 
-    /// Endpoints in the slice after the write.
+    /// Endpoints in the slice after the write. Empty after a deletion.
     pub fn endpoints(&self) -> &[VmEndpoint] {
         match self {
             Self::Create { endpoints, .. } | Self::Update { endpoints, .. } => endpoints,
@@ -180,7 +180,7 @@ impl VmEndpoint {
     }
 }
 
-/// Map from the UID of each VM in the slices to the VM's endpoint.
+/// Map from the UID of each endpoint in the slices (a VM's UID, or [`SINK_UID`]) to the endpoint.
 pub fn remembered<S: Borrow<StoredSlice>>(slices: &[S]) -> HashMap<&str, &VmEndpoint> {
     let endpoints = slices.iter().flat_map(|slice| &slice.borrow().endpoints);
     endpoints.map(|endpoint| (&*endpoint.uid, endpoint)).collect()
@@ -197,8 +197,9 @@ pub struct SlicePlan {
 }
 
 /// Plans the next writes of a Service's slices. `service`: name of the Service, from which slices
-/// get their names. `ports`: ports of the VMs. `stored`: slices that exist now. `desired`: VMs that
-/// must be in the slices. `announcing`: node that announces the Service, if known.
+/// get their names. `family`: address family of the Service. `ports`: ports of the VMs. `stored`:
+/// slices that exist now. `desired`: VMs that must be in the slices. `announcing`: node that
+/// announces the Service, if known.
 pub fn plan<S: Borrow<StoredSlice>>(
     service: &str,
     family: AddressFamily,
@@ -248,8 +249,10 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
 /// 4. Writes that remove the sink
 ///
 /// A deletion is never the last write, because kube-vip up to 1.2.3 treats the last event about any
-/// slice as the state of all slices. If there is no write of 3 or 4, a write of 1, or an update of
-/// an unchanged slice, comes last.
+/// slice as the state of all slices. If there are deletions, but no writes of 3 and 4, another
+/// write comes last: an update of the slice `unchanged`, which already has the right content, or
+/// else the last write of 1. If the only write is one of 1, and its slice has no endpoint that
+/// takes traffic yet, the plan has no deletions and is not complete.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,
@@ -299,9 +302,10 @@ fn delete(slice: &StoredSlice) -> SliceWrite {
     SliceWrite::Delete { name: slice.name.clone(), version: slice.version.clone() }
 }
 
-/// Assigns endpoints to slices. An endpoint stays in its slice; a new endpoint goes into the first
-/// slice that has room. `odd`: stored slices of another address family. The slices in `odd` get no
-/// endpoints, and no new slice gets one of their names.
+/// Assigns endpoints to slices. Returns a map from the name of each slice to its endpoints. An
+/// endpoint stays in its slice; a new endpoint goes into the first slice that has room. `odd`:
+/// stored slices of another address family. The slices in `odd` get no endpoints, and no new slice
+/// gets one of their names.
 fn pack<'a>(
     service: &str,
     family: AddressFamily,
@@ -352,9 +356,9 @@ fn pack<'a>(
     packed
 }
 
-/// Name of the slice with this number. The first IPv4 slice has the Service's name. Every other
-/// name contains a dot, which the name of a Service cannot contain. So a slice of another Service
-/// never has the same name.
+/// Name of the Service's slice with this number. The slices of each address family are numbered
+/// from 1. The first IPv4 slice has the Service's name. Every other name contains a dot, which the
+/// name of a Service cannot contain. So a slice of another Service never has the same name.
 fn slice_name(service: &str, family: AddressFamily, number: usize) -> String {
     match (family, number) {
         (AddressFamily::V4, 1) => service.to_owned(),

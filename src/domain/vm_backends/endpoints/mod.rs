@@ -33,12 +33,13 @@ impl AddressFamily {
     }
 }
 
-/// VM behind the address of a LoadBalancer, or the sink.
+/// Endpoint behind the address of a LoadBalancer: a VM, or the sink, which takes the traffic while
+/// no VM does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmEndpoint {
     /// Address of the VM.
     pub address: IpAddr,
-    /// Name of the VM; its namespace is the LoadBalancer's.
+    /// Name of the VM, whose namespace is the LoadBalancer's. For the sink: name of the Service.
     pub name: Arc<str>,
     /// UID of the VM.
     pub uid: Arc<str>,
@@ -57,7 +58,7 @@ impl VmEndpoint {
     }
 }
 
-/// State of a VM that a LoadBalancer selects.
+/// State of a VM that a LoadBalancer selects, before its health check is considered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmBackend {
     /// The VM does not run.
@@ -73,9 +74,9 @@ pub enum VmBackend {
         /// Reason why the VM may not have the address.
         fault: AddressFault,
     },
-    /// The VM is an endpoint. If it fails its health check, the endpoint does not serve.
+    /// The VM is an endpoint.
     Endpoint {
-        /// Endpoint with the state that it has if the VM passes its health check.
+        /// Endpoint of the VM. `serving` is the value for a VM that passes its health check.
         endpoint: VmEndpoint,
         /// Whether the address comes from the stored EndpointSlices, because the guest agent
         /// reports no address.

@@ -4,9 +4,9 @@
 //!
 //! * A verdict changes only after as many consecutive results as the check demands. So a backend
 //!   that fails now and then is not removed and added all the time.
-//! * Only one module, `spec`, reads the probe from a spec. The module checks every field and does
-//!   not rely on the CRD's schema, because the API server may serve Harvester's own CRD, which does
-//!   not have the operator's rules.
+//! * Only the module `spec` reads the field `spec.healthCheck` of LoadBalancers. `spec` checks
+//!   every part of the field and does not rely on the CRD's schema, because the API server may
+//!   serve Harvester's own CRD, which does not have the operator's rules.
 
 mod doubt;
 mod schedule;
@@ -28,7 +28,7 @@ pub use spec::{
 pub struct CheckSettings {
     /// Probe to send.
     pub probe: BackendProbe,
-    /// Port of the backend.
+    /// Port of the backend to which a probe connects.
     pub port: u16,
     /// Consecutive successes that make a backend healthy: 1 to [`MOST_IN_A_ROW`].
     pub success_threshold: u32,
@@ -79,14 +79,14 @@ impl BackendProbe {
 pub struct ProbeRequest {
     /// Path and query: begins with `/`, printable ASCII without spaces.
     pub path: String,
-    /// Statuses that count as success, each 100 to 599. Empty: 200 to 399.
+    /// HTTP statuses that count as success, each 100 to 599. Empty: 200 to 399.
     pub expected: Vec<u16>,
     /// Server name, for the Host header and TLS. `None`: the backend's address.
     pub server_name: Option<String>,
 }
 
 impl ProbeRequest {
-    /// Whether the status counts as success.
+    /// Whether an answer with this HTTP status counts as success.
     pub fn expects(&self, status: u16) -> bool {
         if self.expected.is_empty() {
             (200..400).contains(&status)
@@ -107,9 +107,9 @@ pub struct ProbeTarget {
     pub assume_healthy: bool,
 }
 
-/// Whether a backend can have the address. Loopback, link-local, multicast, broadcast and
-/// unspecified addresses are excluded, because a guest that reports such an address must not make
-/// this process probe its own host or a group of hosts.
+/// Whether a backend can have an address of this kind. Loopback, link-local, multicast, broadcast
+/// and unspecified addresses are excluded, because a guest that reports such an address must not
+/// make this process probe its own host or a group of hosts.
 pub fn may_be_backend(address: IpAddr) -> bool {
     // An IPv4-mapped IPv6 address leads to the same host as the IPv4 address.
     match address.to_canonical() {
@@ -195,9 +195,9 @@ impl BackendHealth {
         true
     }
 
-    /// History of the probes of this backend. `lb`: LoadBalancer of the backend. `address`: address
-    /// of the backend. `None`: the backend was never healthy, or its failures were doubted before
-    /// and now count as real.
+    /// Results of the backend's probes, as [`moment`] needs them. `lb`: LoadBalancer of the
+    /// backend, `namespace/name`. `address`: address of the backend. `None`: the backend was never
+    /// healthy, or its failures were doubted before and now count as real.
     pub fn sight(self, lb: &str, address: IpAddr) -> Option<ProbeHistory<'_>> {
         let Self { passed, failing, .. } = self;
         let counts = self.passes || (failing.is_some() && !self.settled);
@@ -214,7 +214,8 @@ impl BackendHealth {
         self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
     }
 
-    /// Whether `moment` is between the backend's last success and the first failure after it.
+    /// Whether `moment` is between the two times that [`Self::silence`] returns: the backend's last
+    /// success and the first failure after it. `false` if there are no such times.
     fn fell_silent_at(self, moment: Duration) -> bool {
         self.silence().is_some_and(|(passed, since)| (passed..=since).contains(&moment))
     }

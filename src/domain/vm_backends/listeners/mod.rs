@@ -1,5 +1,5 @@
-//! LoadBalancer of type vm: the listeners and VMs that its spec requests, and the facts and the
-//! condition about its VMs and its Service.
+//! LoadBalancer of type vm: the listeners and the selector of VMs in its spec, and the condition
+//! `Ready` that follows from the state of its VMs and its Service.
 
 mod fault;
 
@@ -18,16 +18,17 @@ use crate::reason;
 use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 pub use fault::ListenerFault;
 
-/// Maximum number of labels in a selector.
+/// Maximum number of labels in `spec.backendServerSelector`.
 pub const MOST_LABELS: usize = 16;
-/// Maximum number of values in a selector, counted over all labels together.
+/// Maximum number of values in `spec.backendServerSelector`, counted over all labels together.
 pub const MOST_VALUES: usize = 64;
-/// Longest name of a label in characters, with its prefix and the slash (Kubernetes' own limit).
+/// Longest name of a label in `spec.backendServerSelector`, in characters, with its prefix and the
+/// slash (Kubernetes' own limit).
 pub const LONGEST_LABEL: usize = 317;
-/// Longest value of a label, in characters (Kubernetes' own limit).
+/// Longest value of a label in `spec.backendServerSelector`, in characters (Kubernetes' own limit).
 pub const LONGEST_VALUE: usize = 63;
 
-/// Whether the LoadBalancer is of type vm.
+/// Whether the LoadBalancer is of type vm, which is also the default.
 pub fn is_vm(lb: &LoadBalancer) -> bool {
     lb.spec.workload_type.unwrap_or_default() == WorkloadType::Vm
 }
@@ -39,8 +40,8 @@ pub fn selector(lb: &LoadBalancer) -> Option<&VmSelector> {
     Some(selector).filter(|all| !all.is_empty() && selector_fault(&lb.spec).is_none())
 }
 
-/// Text with the field, the fault and the remedy, if the selector has a fault. `None`: no fault. A
-/// selector with a fault selects no VM.
+/// Text with the field, the fault and the remedy, if `spec.backendServerSelector` has a fault.
+/// `None`: no fault. A selector with a fault selects no VM.
 pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     const FIELD: &str = "spec.backendServerSelector";
     let selector = spec.backend_server_selector.as_ref()?;
@@ -65,8 +66,8 @@ pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     Some(format!("{FIELD}: {shown:?} is longer than {longest} characters: no VM can have it"))
 }
 
-/// Text with the reason why the selector selects fewer VMs than its author may expect. `None`: no
-/// such reason is known.
+/// Text with the reason why the selector selects fewer VMs than its author may expect: it has a
+/// fault, or contains an address. `None`: neither is the case.
 pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     let address = || {
         let address = address_for_name(spec)?;
@@ -77,16 +78,16 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     selector_fault(spec).or_else(address)
 }
 
-/// Address that the selector contains instead of a VM's name. `None`: the selector contains no
-/// address. An address selects no VM. Some selectors contain addresses, because `backendServers` of
-/// v1alpha1 could contain addresses.
+/// First address that the selector contains instead of a VM's name. `None`: the selector contains
+/// no address. An address selects no VM. Some selectors contain addresses, because `backendServers`
+/// of v1alpha1 could contain addresses.
 pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
 }
 
-/// Listeners of the spec. The error names the field, the fault and a valid value. The operator's
-/// CRD refuses specs with the same faults; Harvester's own CRD accepts them.
+/// Listeners of the spec, in its order. The error names the field, the fault and a valid value. The
+/// operator's CRD refuses specs with the same faults; Harvester's own CRD accepts them.
 pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, ListenerFault> {
     if spec.listeners.is_empty() {
         return Err(ListenerFault::Missing);
@@ -178,13 +179,14 @@ pub struct BackendCounts {
     pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
     /// Number of VMs that fail their health check, and would otherwise be ready.
     pub unhealthy: usize,
-    /// Names of VMs that are served at their last known address.
+    /// Names of the VMs whose endpoint has the last known address, because their guest agents
+    /// report no address now. The list is sorted.
     pub last_known: Vec<Arc<str>>,
 }
 
 impl BackendCounts {
-    /// Groups `backends` by their states. `healthy` returns whether an endpoint passes its health
-    /// check.
+    /// Groups `backends` by their states. VMs that do not run are left out. `healthy` returns
+    /// whether an endpoint passes its health check.
     pub fn new(
         backends: impl IntoIterator<Item = VmBackend>,
         healthy: impl Fn(&VmEndpoint) -> bool,
@@ -216,19 +218,19 @@ impl BackendCounts {
         found
     }
 
-    /// Number of VMs that are ready.
+    /// Number of endpoints that serve and do not terminate.
     pub fn ready(&self) -> usize {
         self.endpoints.iter().filter(|endpoint| endpoint.ready()).count()
     }
 
-    /// Number of VMs that run and do not terminate.
+    /// Number of endpoints that do not terminate, and of VMs without a suitable address.
     pub fn total(&self) -> usize {
         self.endpoints.iter().filter(|endpoint| !endpoint.terminating).count()
             + self.without_address
     }
 
-    /// Text with the first refused VMs, each with its address and the reason. `None`: no VM is
-    /// refused.
+    /// Text with the first five VMs in `refused`, each with its address and the reason, and the
+    /// number of the others. `None`: no VM is refused.
     fn refusal(&self) -> Option<String> {
         let describe = |(name, address, fault): &(Arc<str>, IpAddr, AddressFault)| -> Arc<str> {
             format!("{name} reports {address}, which is {fault}").into()
@@ -237,7 +239,7 @@ impl BackendCounts {
         (!texts.is_empty()).then(|| some_of(&texts))
     }
 
-    /// Addresses of the VMs that run and do not terminate, ready or not.
+    /// Addresses of the endpoints that do not terminate, whether they serve or not.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let staying = self.endpoints.iter().filter(|endpoint| !endpoint.terminating);
         staying.map(|endpoint| endpoint.address)
@@ -258,7 +260,8 @@ pub enum ServiceState {
     /// The Service cannot be created yet, because an earlier Service of the same name must be
     /// deleted first.
     Waiting,
-    /// kube-vip must ignore the new Service for this time, until kube-proxy has rules for it.
+    /// kube-vip must ignore the new Service for this length of time, until kube-proxy has rules for
+    /// it.
     Held(Duration),
 }
 
@@ -267,22 +270,24 @@ pub enum ServiceState {
 pub struct ServingStatus {
     /// State of the Service.
     pub service: ServiceState,
-    /// Addresses at which the LoadBalancer's Service is announced, in any state of the Service:
-    /// `status.loadBalancer.ingress` of the Service. Empty if there is no Service.
+    /// Addresses at which the LoadBalancer's Service is announced, from its
+    /// `status.loadBalancer.ingress`. They do not depend on `service`. Empty if there is no
+    /// Service.
     pub ingress: Vec<String>,
     /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so no VM is reported and no
     /// endpoint is changed.
     pub backends: Option<BackendCounts>,
     /// Text from [`selector_hint`]. `None`: no hint.
     pub selector_hint: Option<String>,
-    /// Text with the fault of the health check. If there is a fault, the health of VMs is not
-    /// checked.
+    /// Text with the fault of the health check, because of which the VMs are not probed. `None`: no
+    /// fault.
     pub health_fault: Option<String>,
     /// Text about VMs that fail their health check and still are endpoints. Their failures are
     /// doubted, because most VMs failed at once. `None`: no failure is doubted.
     pub doubted: Option<String>,
     /// Reason why the address is announced on the announcer's default interface. `None`: the
-    /// address is announced on the LoadBalancer's network, or there is nothing to explain.
+    /// address is announced on the LoadBalancer's network, the LoadBalancer names no network, or a
+    /// user set the interface.
     pub default_interface: Option<String>,
     /// Setting of the Service that does not have its documented effect. `None`: there is no such
     /// setting.
@@ -293,8 +298,8 @@ pub struct ServingStatus {
 }
 
 impl ServingStatus {
-    /// Status with only the state of a Service and its announced addresses. All other facts are
-    /// unknown.
+    /// Status with only the state of a Service and its announced addresses. All other fields are
+    /// `None`.
     pub const fn new(service: ServiceState, ingress: Vec<String>) -> Self {
         Self {
             service,
@@ -309,7 +314,7 @@ impl ServingStatus {
         }
     }
 
-    /// First of the addresses at which the Service is announced.
+    /// First of the addresses at which the Service is announced. `None`: it is not announced.
     pub fn announced(&self) -> Option<&str> {
         self.ingress.first().map(String::as_str)
     }
@@ -319,8 +324,8 @@ impl ServingStatus {
 pub const DOUBTED: &str =
     "most VMs of many load balancers stopped answering together, so the fault may be the prober's";
 
-/// Status, reason and message of the `Ready` condition of a LoadBalancer that has an address.
-/// `asked`: address for which the Service asks.
+/// Status, reason and message of the `Ready` condition of a VM load balancer that has an address.
+/// `report`: facts about its VMs and its Service. `asked`: address for which the Service asks.
 pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static str, String) {
     let not = |reason, message: &str| (ConditionStatus::False, reason, message.to_owned());
     match &report.service {

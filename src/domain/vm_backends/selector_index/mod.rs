@@ -77,7 +77,7 @@ struct IndexedVm {
 #[derive(Debug, Default)]
 struct FiledSelector {
     key: LbKey,
-    /// Digest of the selector. Another digest shows that the selector has changed.
+    /// SHA-256 of the selector. A different digest shows that the selector has changed.
     selector: [u8; 32],
     /// Clauses of the selector, each a sorted list of pairs. A VM matches if it has at least one
     /// pair of each clause.
@@ -89,7 +89,7 @@ struct FiledSelector {
 }
 
 impl LabelIndex {
-    /// Stores a new or changed VM. Returns the LoadBalancers to reconcile.
+    /// Stores a new or changed VM. Returns the LoadBalancers whose endpoints may change.
     pub fn set_vm(&mut self, namespace: &str, name: &str, labels: &Labels, vm: Vm) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let id = if let Some(id) = self.vm_ids.get(&key) {
@@ -124,7 +124,7 @@ impl LabelIndex {
         self.relabel(id, ids.into(), changed)
     }
 
-    /// Removes a VM. Returns the LoadBalancers to reconcile.
+    /// Removes a VM. Returns the LoadBalancers whose endpoints may change.
     pub fn remove_vm(&mut self, namespace: &str, name: &str) -> Vec<LbKey> {
         let Some(id) = self.vm_ids.remove(&*qualified(namespace, name)) else { return Vec::new() };
         let affected = self.relabel(id, Box::default(), false);
@@ -136,8 +136,8 @@ impl LabelIndex {
         affected
     }
 
-    /// Stores a new or changed pod. Returns the LoadBalancers to reconcile. `pod`: `None` if the
-    /// pod no longer runs a VM. The pod is then removed.
+    /// Stores a new or changed pod. Returns the LoadBalancers whose endpoints may change. `pod`:
+    /// `None` if the pod does not run a VM. The pod is then removed from the index.
     pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<VmPod>) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let Some(pod) = pod else { return self.drop_pod(&key) };
@@ -160,7 +160,7 @@ impl LabelIndex {
         affected
     }
 
-    /// Removes a pod. Returns the LoadBalancers to reconcile.
+    /// Removes a pod. Returns the LoadBalancers whose endpoints may change.
     pub fn remove_pod(&mut self, namespace: &str, name: &str) -> Vec<LbKey> {
         self.drop_pod(&qualified(namespace, name))
     }
@@ -276,7 +276,7 @@ impl LabelIndex {
         self.lbs_of_all(single.chain(within).flatten().copied())
     }
 
-    /// LoadBalancers that select a VM with an interface on the network, `namespace/name`.
+    /// LoadBalancers that select a VM with an interface on `network`, as `namespace/name`.
     pub fn on_network(&self, network: &str) -> Vec<LbKey> {
         let is_there =
             |id: &&Id| self.vms.get(**id).vm.nics.iter().any(|nic| *nic.network == *network);
@@ -288,7 +288,7 @@ impl LabelIndex {
         self.vm_ids.iter().map(|(key, id)| (&**key, &self.vms.get(*id).vm))
     }
 
-    /// VM with this `namespace/name`.
+    /// VM whose `namespace/name` is `key`. `None`: the index has no such VM.
     pub fn vm(&self, key: &str) -> Option<&Vm> {
         self.vm_ids.get(key).map(|id| &self.vms.get(*id).vm)
     }

@@ -66,7 +66,8 @@ pub struct OwnerRef {
     pub uid: String,
 }
 
-/// Stored Service that has the name of a LoadBalancer.
+/// Stored Service that has the name of a LoadBalancer. `annotations`, `ports` and `ingress` are
+/// empty if no LoadBalancer owns the Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredService {
     /// `metadata.uid`.
@@ -96,8 +97,8 @@ pub struct StoredService {
     pub families: Vec<String>,
     /// `spec.ports`.
     pub ports: Vec<StoredPort>,
-    /// Announced addresses: `status.loadBalancer.ingress[].ip`, without an address that the
-    /// operator itself wrote ([`NOT_ANNOUNCED`]).
+    /// Addresses at which an announcer announces the Service: `status.loadBalancer.ingress[].ip`,
+    /// without an address that the operator itself wrote ([`NOT_ANNOUNCED`]).
     pub ingress: Vec<String>,
 }
 
@@ -141,24 +142,24 @@ pub enum ServicePlan {
     Keep,
     /// Create this Service, because no Service exists.
     Create(Value),
-    /// Apply this merge patch.
+    /// Apply this merge patch to the Service.
     Change(Value),
     /// Apply this merge patch to the status of a Service that is held back from kube-vip.
     ChangeStatus(Value),
-    /// Change nothing for this time: the Service is held back from kube-vip.
+    /// Change nothing for this length of time: the Service is held back from kube-vip.
     Hold(TimeDelta),
     /// Change nothing, because the Service belongs to another owner, as the text describes.
     Foreign(String),
-    /// Wait, because an earlier Service is being deleted.
+    /// Wait, because the Service of this name is being deleted.
     Leaving,
     /// Delete the Service first, for one of these reasons:
     ///
     /// * The Service has the wrong address family, which cannot be changed.
-    /// * The Service asks for another address or interface.
-    /// * The external traffic policy of the Service has changed.
-    /// * The Service has lost a port. kube-vip reads the ports once, and still lets traffic for a
-    ///   removed port reach the node itself (`SetServicePorts` in pkg/instance/instance.go,
-    ///   `insertIPTablesRulesForServicePorts`).
+    /// * The Service asks for another address or interface than the LoadBalancer needs.
+    /// * The external traffic policy of the Service has changed since its creation.
+    /// * The LoadBalancer no longer has a port with which the Service was created. kube-vip reads
+    ///   the ports once, and still lets traffic for a removed port reach the node itself
+    ///   (`SetServicePorts` in pkg/instance/instance.go, `insertIPTablesRulesForServicePorts`).
     ///
     /// kube-vip 1.2 withdraws the address of a Service that changes in one of these ways. kube-vip
     /// then announces no other address (`serviceChanged` in pkg/services/processor.go: the instance
@@ -167,9 +168,9 @@ pub enum ServicePlan {
 }
 
 impl StoredService {
-    /// Text with the addresses that the Service asks kube-vip to announce. The annotation has
-    /// precedence over the field, as in kube-vip (`FetchServiceAddresses`). Empty if the Service
-    /// asks for no address.
+    /// Text with the addresses that the Service asks kube-vip to announce. The annotation
+    /// [`ASKED_ADDRESS`] has precedence over `spec.loadBalancerIP`, as in kube-vip
+    /// (`FetchServiceAddresses`). Empty if the Service asks for no address.
     fn asked(&self) -> &str {
         self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()
     }
@@ -268,14 +269,14 @@ fn ports_text(ports: impl Iterator<Item = (i32, String)>) -> String {
     ports.map(|(port, protocol)| format!("{port}/{protocol}")).collect::<Vec<_>>().join(",")
 }
 
-/// Ports with which the Service was created, as text. Without the annotation [`MADE_WITH_PORTS`],
-/// the Service's present ports are assumed.
+/// Ports with which the Service was created, as [`ports_text`] lists them. Without the annotation
+/// [`MADE_WITH_PORTS`], the Service's present ports are assumed.
 fn made_with_ports(stored: &StoredService) -> String {
     let now = || ports_text(stored.ports.iter().map(|port| (port.port, port.protocol.clone())));
     stored.annotations.get(MADE_WITH_PORTS).cloned().unwrap_or_else(now)
 }
 
-/// Ports that the Service must have, as text.
+/// Ports that the Service must have, as [`ports_text`] lists them.
 fn wanted_ports(wanted: &WantedService<'_>) -> String {
     ports_text(wanted.listeners.iter().map(|l| (i32::from(l.port), l.protocol.clone())))
 }
@@ -295,8 +296,8 @@ pub fn conflict(lb: &str, whose: &str) -> String {
     )
 }
 
-/// Text that names the owner of an object that does not belong to the LoadBalancer `lb`. `None`:
-/// `lb` owns the object.
+/// Text that names the owner of an object that does not belong to the LoadBalancer `lb`. `owners`:
+/// owners of the object. `None`: `lb` owns the object.
 pub fn foreign(owners: &[OwnerRef], lb: LbIdentity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {
         return None;

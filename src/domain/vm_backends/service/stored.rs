@@ -19,7 +19,7 @@ use api::{
     KUBE_VIP_REQUESTED_IP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, MANAGER,
 };
 
-/// Annotations of a Service that decisions use.
+/// Names of the Service's annotations that decisions use. Other annotations are not read.
 const ANNOTATIONS: [&str; 12] = [
     HELD_UNTIL,
     ANNOUNCING_NODE,
@@ -37,7 +37,7 @@ const ANNOTATIONS: [&str; 12] = [
 /// Longest text of an annotation in `ANNOTATIONS`, in bytes. A longer text is cut. The text with
 /// the ports of `MOST_LISTENERS` listeners is never cut.
 const LONGEST_ANNOTATION: usize = 4096;
-/// Largest number of addresses that are read from a Service.
+/// Largest number of addresses that are read from a Service's status.
 const MOST_INGRESS: usize = 16;
 /// Largest number of owners of kind LoadBalancer that are read from an object.
 const MOST_OWNERS: usize = 4;
@@ -51,7 +51,7 @@ pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     Some((qualified(meta, &owner.name), owner))
 }
 
-/// `namespace/name`, with the namespace from `meta`.
+/// Text `namespace/name` for an object with this `name` in the namespace of `meta`.
 pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
     format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
 }
@@ -72,7 +72,8 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
     lbs.chain(others).map(read).collect()
 }
 
-/// Reads from a Service the facts that decisions use.
+/// Reads from a Service the facts that decisions use. If no LoadBalancer owns the Service, its
+/// annotations, ports and addresses are left out.
 pub fn read_service(service: &Service) -> StoredService {
     let spec = service.spec.clone().unwrap_or_default();
     let owners = owners(&service.metadata);

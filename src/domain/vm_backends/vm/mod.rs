@@ -1,4 +1,4 @@
-//! Facts about one run of a VM for decisions: its state, its pods and its addresses.
+//! Facts about one run of a VM, for decisions about endpoints: its state, its pods, its addresses.
 //!
 //! A cluster may have twenty thousand VMs, so the facts contain no more than decisions use.
 
@@ -29,9 +29,10 @@ pub struct Vm {
     pub paused: bool,
     /// Whether the VM is being deleted.
     pub deleting: bool,
-    /// Interfaces that the cluster gave the VM, each with the addresses in the VM's status.
+    /// Interfaces that the cluster gave the VM, and the guest did not create itself, each with the
+    /// addresses in the VM's status.
     pub nics: Box<[Nic]>,
-    /// Topology in the VM's annotations.
+    /// Region and zone in the VM's annotations.
     pub topology: Topology,
     /// Whether the node driver created the VM, as a node of a guest cluster. If so, Harvester
     /// itself writes the VM's topology annotations.
@@ -75,12 +76,13 @@ pub enum VmReadiness {
 pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
     pub network: Box<str>,
-    /// Addresses that an endpoint can have, at most `MOST_ADDRESSES`: first the address in
-    /// `ipAddress`, then the addresses in `ipAddresses`, in the order of that list.
+    /// Addresses of the interface in the VM's status, at most `MOST_ADDRESSES`, and only those that
+    /// an endpoint can have: first `ipAddress`, then `ipAddresses`, in the order of that list.
     pub addresses: Box<[IpAddr]>,
 }
 
-/// Failure domains, from labels of nodes or annotations of VMs.
+/// Region and zone, from the labels of a node or the annotations of a VM. `None`: there is no such
+/// label or annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// `topology.kubernetes.io/region`.

@@ -1,15 +1,16 @@
 //! Decision whether failures of probes are the fault of the backends or of the prober.
 //!
 //! A prober that loses its own path to the VMs observes that most VMs fail at once. So failures are
-//! doubted when most VMs fell silent at one moment. A VM fell silent if each of its targets passed
-//! before that moment, and has only failed since. Doubted targets stay endpoints. If the VMs in
-//! fact work, their users notice nothing. If the VMs have failed, their users lose nothing more,
-//! because a failed VM does not serve them anyway.
+//! doubted when most VMs fell silent at one moment. A VM has one target for each LoadBalancer that
+//! probes it. The VM fell silent if the probes of all its targets passed before that moment, and
+//! have only failed since. Doubted targets stay endpoints. If the VMs in fact work, their users
+//! notice nothing. If the VMs have failed, their users lose nothing more, because a failed VM does
+//! not serve them anyway.
 //!
 //! Invariants:
 //!
-//! * The failures of a target that has passed after the moment at which the VMs fell silent count
-//!   as usual.
+//! * If a target has passed after the moment at which most VMs fell silent, its failures count as
+//!   usual.
 //! * A doubt ends when no target counts as healthy because of the doubt.
 
 use std::collections::{BTreeSet, HashMap};
@@ -22,7 +23,8 @@ use super::{BackendHealth, CheckSettings};
 /// also have a silent VM. One or two VMs may well fail together because of a real fault.
 pub const MANY: usize = 3;
 
-/// Largest number of moments that a [`Doubt`] stores. A fault that spreads causes several moments.
+/// Largest number of moments that a [`Doubt`] stores. At each of them, most VMs fell silent. There
+/// are several if a fault spreads.
 const MOST_MOMENTS: usize = 16;
 
 /// Probe results of a target that passes, or that passed before it failed.
@@ -98,7 +100,8 @@ pub struct Doubt {
 }
 
 impl Doubt {
-    /// Adds a moment at which most of the VMs fell silent that had answered until then.
+    /// Adds a moment at which most VMs fell silent, as [`moment`] found it. If [`Doubt`] stores the
+    /// maximum number of moments, the oldest is removed.
     pub fn grow(&mut self, moment: Duration) {
         if self.moments.len() == MOST_MOMENTS {
             self.moments.remove(0);
@@ -113,14 +116,15 @@ impl Doubt {
         self.moments.iter().any(|moment| health.fell_silent_at(*moment))
     }
 
-    /// Doubts the target's failures, so that the target still counts as healthy.
+    /// Doubts the failures of the target with this health, so that the target still counts as
+    /// healthy.
     pub fn hold(&mut self, health: &mut BackendHealth) {
         health.held = true;
         self.held += 1;
     }
 
-    /// Moves one target from the doubted targets to the targets that pass again. `now`: time at
-    /// which the target's probes pass again.
+    /// Counts one target less as doubted, and one more as passing again. `now`: time at which the
+    /// target's probes pass again.
     pub fn answers(&mut self, now: Duration) {
         self.gone();
         self.answered += 1;
@@ -134,7 +138,7 @@ impl Doubt {
         self.held = self.held.saturating_sub(1);
     }
 
-    /// Ends the doubt about one target, so that its failures count as real.
+    /// Ends the doubt about the target with this health, so that its failures count as real.
     pub fn believe(&mut self, health: &mut BackendHealth) {
         health.held = false;
         health.settled = true;

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::ProbePhase;
 
-/// Largest number of targets in a question: enough to show whether most of the doubted targets
+/// Largest number of targets in one question: enough to show whether most of the doubted targets
 /// fail, and few enough for a replica to probe quickly.
 pub const MOST_ASKED: usize = 32;
-/// Text of conditions and Events about doubted failures, while no replica has answered the
-/// question.
+/// End of the text in conditions and Events about doubted failures, while no replica has answered
+/// the leader's question. "them" are the VMs whose failures are doubted.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
 /// Maximum length of a question or answer that is read, in bytes. Every valid question or answer is
 /// shorter.
@@ -60,13 +60,13 @@ pub struct AskedTarget {
 pub struct OpinionQuestion {
     /// Asking replica.
     pub by: ReplicaPlace,
-    /// Time of the question: no two questions of a replica have the same time.
+    /// Time of the question (RFC 3339). No two questions of a replica have the same time.
     pub at: String,
     /// Targets that the question is about.
     pub targets: Vec<AskedTarget>,
 }
 
-/// Answer of another replica to an [`OpinionQuestion`].
+/// Answer of a replica to another replica's [`OpinionQuestion`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpinionAnswer {
     /// Replica that asked.
@@ -96,14 +96,15 @@ pub enum Opinion {
 }
 
 impl OpinionQuestion {
-    /// Parses the text of the Lease's annotation. `None`: the text is not valid, or too long.
+    /// Parses a question from the text of the Lease's annotation. `None`: the text is no question,
+    /// is longer than 16 KiB, or has more than [`MOST_ASKED`] targets.
     pub fn read(text: &str) -> Option<Self> {
         let question: Self = read(text)?;
         (question.targets.len() <= MOST_ASKED).then_some(question)
     }
 
-    /// Conclusion from `answer`. [`Opinion::None`]: there is no answer, or it is to another
-    /// question.
+    /// Conclusion from `answer` to this question. [`Opinion::None`]: there is no answer, or it is
+    /// to another question.
     pub fn opinion(&self, answer: Option<&OpinionAnswer>) -> Opinion {
         match answer.filter(|answer| answer.to == self.by && answer.at == self.at) {
             Some(answer) if answer.passed > answer.failed => Opinion::Well,
@@ -137,14 +138,16 @@ impl OpinionQuestion {
 }
 
 impl OpinionAnswer {
-    /// Parses the text of the Lease's annotation. `None`: the text is not valid, or too long.
+    /// Parses an answer from the text of the Lease's annotation. `None`: the text is no answer, or
+    /// is longer than 16 KiB.
     pub fn read(text: &str) -> Option<Self> {
         read(text)
     }
 }
 
 impl Opinion {
-    /// Text for conditions and Events: whether another replica reaches the targets.
+    /// Text for conditions and Events that says whether another replica reaches the doubted
+    /// targets. `question` and `answer`: the question and answer from which this opinion follows.
     pub fn words(&self, question: &OpinionQuestion, answer: Option<&OpinionAnswer>) -> String {
         let leader = question.by.words();
         let other = answer.map(|answer| answer.by.words()).unwrap_or_default();
@@ -163,9 +166,9 @@ impl Opinion {
     }
 }
 
-/// Picks at most [`MOST_ASKED`] targets for a question. `held`: targets that the leader does not
-/// reach. `at`: time of the question, which is the seed of the random choice. All picked targets
-/// are of different load balancers and of different VMs.
+/// Picks at most [`MOST_ASKED`] targets for a question. `held`: targets whose failures the leader
+/// doubts. `at`: time of the question, which is the seed of the random choice. No two picked
+/// targets belong to the same load balancer or have the same address.
 pub fn sample(held: impl IntoIterator<Item = AskedTarget>, at: &str) -> Vec<AskedTarget> {
     let chance = |asked: &AskedTarget| ProbePhase::of(&[at, &asked.lb, &asked.address.to_string()]);
     let mut of_lbs = BTreeMap::<String, Vec<AskedTarget>>::new();

@@ -15,12 +15,12 @@ pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
 /// holds a socket.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// Largest number of HTTP statuses in `expectedStatuses`. A longer list is refused, by this module
-/// and by the schema.
+/// and by the CRD's schema.
 pub const MOST_STATUSES: usize = 32;
-/// Longest path, in bytes. A longer path is refused, by this module and by the schema.
+/// Longest path, in bytes. A longer path is refused, by this module and by the CRD's schema.
 pub const LONGEST_PATH: usize = 1024;
 /// Longest CA bundle, in bytes. A few certificates fit. A longer bundle is refused, by this module
-/// and by the schema.
+/// and by the CRD's schema.
 pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
 /// Fault in `spec.healthCheck` because of which the backends cannot be probed.
@@ -73,8 +73,9 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpe
     read(asked, port).map(Some)
 }
 
-/// Checks the fields of a health check, even if no probe uses them. The CRD has the same rules, but
-/// only in v1beta1. So a health check that was written in v1alpha1 may break these rules.
+/// Checks the fields of a health check, even if no probe uses them. The error is the first fault.
+/// The CRD has the same rules, but only in v1beta1. So a health check that was written in v1alpha1
+/// may break these rules.
 pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let number = asked.port.unwrap_or(0);
     let port = u16::try_from(number).map_err(|_| {
@@ -206,9 +207,9 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether `pem` contains at least one block between the PEM markers of a certificate that is not
-/// empty, and has only base64 characters and white space. The content of the certificate is checked
-/// when a probe uses the certificate.
+/// Whether `pem` contains at least one PEM block for a certificate. Between its markers, the block
+/// must not be empty, and may have only base64 characters and white space. A probe that uses the
+/// certificate checks its content later.
 fn has_certificate(pem: &str) -> bool {
     pem.split("-----BEGIN CERTIFICATE-----").skip(1).any(|rest| {
         rest.split_once("-----END CERTIFICATE-----").is_some_and(|(body, _)| {

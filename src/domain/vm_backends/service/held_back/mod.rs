@@ -20,11 +20,11 @@ use api::DHCP_ADDRESS;
 
 /// Annotation that makes kube-vip ignore the Service.
 pub const IGNORED: &str = "kube-vip.io/ignore";
-/// Annotation with the time until which kube-vip must ignore the Service. Empty while the Service's
-/// status does not yet contain the address.
+/// Annotation with the time (RFC 3339) until which kube-vip must ignore the Service. Empty while
+/// the Service's status does not yet contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
-/// Error text on the ports of an address in the Service's status. The operator wrote that address,
-/// and no announcer announces it yet.
+/// Value of the field `error` on the ports of an address in a Service's status. It marks an address
+/// that the operator wrote, and that no announcer announces yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
 /// Assumed time until kube-proxy has written its rules for a new Service. kube-proxy writes rules
@@ -42,8 +42,8 @@ pub(super) enum HeldServiceStep {
     Over(Value),
 }
 
-/// Returns the next step for a Service that is held back. `None`: the Service is not held back.
-/// `address` is the address that the Service asks for.
+/// Returns the next step for a Service that is held back from kube-vip. `None`: the Service is not
+/// held back. `address` is the address that the Service asks for.
 pub(super) fn held(
     stored: &StoredService,
     address: &str,

@@ -44,10 +44,10 @@ const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 /// Settings that are carried from a deleted Service to the Service that replaces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CarriedSettings {
-    /// JSON of a Service with the settings.
+    /// JSON of a Service that has only the settings.
     pub text: String,
-    /// Whether annotations are included. Annotations are left out if the text would be longer than
-    /// 128 KiB.
+    /// Whether `text` includes the annotations. Annotations are left out if the text would be
+    /// longer than 128 KiB.
     pub is_whole: bool,
 }
 
@@ -84,8 +84,8 @@ pub fn of(service: &Value) -> CarriedSettings {
     CarriedSettings { text: if is_whole { text } else { with(Map::new()) }, is_whole }
 }
 
-/// Adds `settings`, the text of an earlier Service's settings, to the new `service`. Text that is
-/// not valid changes nothing.
+/// Adds `settings`, the [`CarriedSettings::text`] of a deleted Service, to the new `service`. Text
+/// that is not valid changes nothing.
 pub fn applied(mut service: Value, settings: &str) -> Value {
     let Ok(settings) = serde_json::from_str::<Value>(settings) else { return service };
     let mut annotations = object(&settings["metadata"]["annotations"]);
@@ -126,8 +126,8 @@ pub fn applied(mut service: Value, settings: &str) -> Value {
     service
 }
 
-/// Removes the fields whose values another Service may have by now: cluster IPs and node ports. The
-/// API server then assigns new values.
+/// Removes from the new `service` the fields whose values another Service may have by now: cluster
+/// IPs and node ports. The API server then assigns new values.
 pub fn without_allotted(mut service: Value) -> Value {
     if let Some(spec) = service["spec"].as_object_mut() {
         for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
