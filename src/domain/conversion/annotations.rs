@@ -1,4 +1,4 @@
-//! Annotation in which an object carries the fields that the object's own version lacks.
+//! Annotation in which a LoadBalancer carries the fields that the object's own version lacks.
 //!
 //! The annotation is compact JSON, such as
 //! `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`. It is absent when there is nothing
@@ -14,7 +14,7 @@
 //! `cut`:
 //!
 //! * The fields of the status are left out first, because they are computed again.
-//! * Within a section, the largest fields are left out first.
+//! * Within the spec, and within the status, the largest fields are left out first.
 //!
 //! A client that writes such an object back in v1alpha1 loses the fields that were left out. The
 //! annotation then keeps only the names of the lost fields of the spec, and admission refuses the
@@ -28,8 +28,9 @@ use serde_json::{Map, Value};
 
 /// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Maximum number of fields of one section whose names are put into `cut`. Names beyond this number
-/// are not needed, because admission refuses the object even if `cut` has only one name.
+/// Maximum number of fields of one section (spec or status) whose names are put into `cut`. Names
+/// beyond this number are not needed, because admission refuses the object even if `cut` has only
+/// one name.
 const MOST_CUT: usize = 32;
 /// Maximum length of a field's name in `cut`, in characters.
 const LONGEST_CUT: usize = 128;
@@ -52,7 +53,8 @@ pub(super) struct CarriedFields {
 
 impl CarriedFields {
     /// Adds the fields of a section that the conversion to the other version and back loses or
-    /// changes. `source`: the section before both conversions. `back`: the section after them.
+    /// changes. `section`: `spec` or `status`. `source`: the section before both conversions.
+    /// `back`: the section after them. `None`: the object lacks the section.
     pub(super) fn add(
         &mut self,
         section: &str,
@@ -70,8 +72,9 @@ impl CarriedFields {
         fields.extend(source.into_iter().filter(|(key, value)| back.get(key) != Some(value)));
     }
 
-    /// Names of the fields that the annotation carries for a section, each with its value. `None`
-    /// as the value: the field was not set in the object before its conversion.
+    /// Names of the fields that the annotation carries for a section (`spec` or `status`), each
+    /// with its value. `None` as the value: the field was not set in the object before its
+    /// conversion.
     pub(super) fn of<'a>(
         &'a self,
         section: &'a str,
@@ -83,7 +86,7 @@ impl CarriedFields {
         unset.chain(fields.iter().map(|(key, value)| (key.as_str(), Some(value))))
     }
 
-    /// Whether the object had no section of this name before it was converted.
+    /// Whether the object had no section of this name (`spec` or `status`) before it was converted.
     pub(super) fn section_is_unset(&self, section: &str) -> bool {
         self.unset.iter().any(|path| path == section)
     }
@@ -153,8 +156,8 @@ pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
 }
 
 /// Removes the carried fields from the annotation `annotation` of the object, and returns them. If
-/// fields of the spec are lost, the annotation keeps their names. Otherwise, the annotation keeps
-/// the text of another program, if there is one.
+/// fields of the spec are lost, the annotation keeps their names. If none is lost, the annotation
+/// keeps the text of another program, if there is one.
 pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> CarriedFields {
     let Some(annotations) = annotations(object) else { return CarriedFields::default() };
     let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();
@@ -173,7 +176,8 @@ pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carried
     carry
 }
 
-/// Writes the fields `carry` into the annotation `annotation` of the object.
+/// Writes the fields `carry` into the annotation `annotation` of the object. Fields that do not fit
+/// are left out. If `carry` is empty, no fields are written.
 pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: CarriedFields) {
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
@@ -214,8 +218,8 @@ fn annotations(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value
     object.get_mut("metadata")?.get_mut("annotations")?.as_object_mut()
 }
 
-/// Removes an empty map of annotations. The API server stores no empty maps, so an object without
-/// annotations must not get one by its conversion.
+/// Removes the object's map of annotations if it is empty. The API server stores no empty maps, so
+/// an object without annotations must not get one by its conversion.
 fn drop_if_empty(object: &mut Map<String, Value>) {
     if annotations(object).is_some_and(|annotations| annotations.is_empty())
         && let Some(Value::Object(metadata)) = object.get_mut("metadata")

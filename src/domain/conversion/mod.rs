@@ -82,7 +82,7 @@ const V1ALPHA1: &str = "loadbalancer.harvesterhci.io/v1alpha1";
 const V1BETA1: &str = "loadbalancer.harvesterhci.io/v1beta1";
 
 impl Version {
-    /// Parses an `apiVersion`. The error is an `apiVersion` that is no version of `LoadBalancer`.
+    /// Parses an `apiVersion`. The error says that `LoadBalancer` has no such version.
     pub fn parse(api_version: &str) -> Result<Self, NoVersion> {
         match api_version {
             V1ALPHA1 => Ok(Self::V1alpha1),
@@ -119,7 +119,7 @@ impl Section {
 }
 
 /// Converts a LoadBalancer to the version `to`. An object that has this version already is returned
-/// unchanged. The error is an `apiVersion` that is no version of `LoadBalancer`.
+/// unchanged. The error says that the object's `apiVersion` is no version of `LoadBalancer`.
 pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     let from = Version::parse(object["apiVersion"].as_str().unwrap_or_default())?;
     let Some(fields) = object.as_object_mut().filter(|_| from != to) else { return Ok(object) };
@@ -192,7 +192,8 @@ fn recall(
 }
 
 /// Converts a section from the version `from` to the other version. Restores no fields from the
-/// annotation. `None`, as `source` or as the result: the object lacks the section.
+/// annotation. `None`, as `source` or as the result: the object lacks the section. An absent spec
+/// of v1beta1 becomes a spec with `ipam`, which v1alpha1 requires.
 fn translate(
     section: Section,
     from: Version,
@@ -306,8 +307,8 @@ fn show_health(value: &Value) -> Option<Value> {
     Some(Value::Object(shown))
 }
 
-/// Number that the schema of v1alpha1 accepts. Returns `default` if `value` is not a whole number
-/// from 0 to `i32::MAX`.
+/// Returns `value` as a number, or `default` if `value` is not a whole number from 0 to `i32::MAX`.
+/// The schema of v1alpha1 accepts the result.
 fn number(value: Option<&Value>, default: i32) -> i32 {
     let number = value.and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok());
     number.filter(|number| *number >= 0).unwrap_or(default)
