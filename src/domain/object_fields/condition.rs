@@ -1,9 +1,9 @@
-//! Conditions of all kinds of objects. All conditions have one form, and one function sets them.
+//! Conditions in the status of objects. For all kinds of objects, the same function sets them.
 
 use crate::limits::text::{LONGEST_TEXT, cut};
 use api::{Condition, ConditionStatus, READY};
 
-/// Condition `Ready` without times. An empty message becomes no message. A message of more than
+/// Condition `Ready` without times. An empty message is left out. A message of more than
 /// [`LONGEST_TEXT`] bytes is cut.
 pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
     Condition {

@@ -1,6 +1,7 @@
 //! Digests in hexadecimal, as names, annotations and status fields hold them.
 //!
-//! Invariant: the form of these texts never changes, because stored objects contain them.
+//! Invariant: no later version changes the format of these texts, because stored objects contain
+//! them.
 
 use std::fmt::Write as _;
 

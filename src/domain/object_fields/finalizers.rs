@@ -1,24 +1,26 @@
-//! Lists of finalizers. A patch replaces the whole list, so it contains the finalizers of other
-//! programs, and the resourceVersion of the object from which the list was read.
+//! Lists of finalizers. A patch replaces the whole list, so it also contains the finalizers of
+//! other programs. As a precondition, it contains the resourceVersion of the object from which the
+//! list was read.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-/// The list with the finalizer `name` added. `None`: the list already has this finalizer.
+/// Copy of `list` with the finalizer `name` added at the end. `None`: the list already has this
+/// finalizer.
 pub fn with_finalizer(list: &[String], name: &str) -> Option<Vec<String>> {
     let is_missing = list.iter().all(|one| one != name);
     is_missing.then(|| list.iter().cloned().chain([name.to_owned()]).collect())
 }
 
-/// The list without the finalizers `names`. `None`: the list has none of them.
+/// Copy of `list` without the finalizers `names`. `None`: the list has none of them.
 pub fn without_finalizers(list: &[String], names: &[&str]) -> Option<Vec<String>> {
     let is_kept = |one: &&String| !names.contains(&one.as_str());
     let rest: Vec<String> = list.iter().filter(is_kept).cloned().collect();
     (rest.len() < list.len()).then_some(rest)
 }
 
-/// Merge patch that removes the finalizers `names` from an object. `None`: the object has none of
-/// them.
+/// Merge patch that removes the finalizers `names` from the object with the metadata `meta`.
+/// `None`: the object has none of them.
 pub fn removal_patch(meta: &ObjectMeta, names: &[&str]) -> Option<Value> {
     let rest = without_finalizers(meta.finalizers.as_deref().unwrap_or_default(), names)?;
     Some(json!({"metadata": {"resourceVersion": meta.resource_version, "finalizers": rest}}))

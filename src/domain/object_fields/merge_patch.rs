@@ -19,8 +19,8 @@ pub fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
     (!changes.is_empty()).then_some(Value::Object(changes))
 }
 
-/// Entries of a merge patch that turns the map `old` into the map `new`. Only changed entries are
-/// copied, because a map may have thousands of entries.
+/// Entries of a merge patch that turns the map `old` into the map `new`. Removed entries become
+/// `null`. Only changed entries are copied, because a map may have thousands of entries.
 pub fn changed_entries(
     old: &BTreeMap<String, String>,
     new: &BTreeMap<String, String>,

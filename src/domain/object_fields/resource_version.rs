@@ -3,8 +3,8 @@
 //! Versions of one resource are decimal numbers, and each write makes a greater one. Since
 //! Kubernetes 1.35, KEP-5504 makes this rule a part of the API and of conformance. Before, the rule
 //! followed from etcd's revisions. A version that is not a number has no order, so the version that
-//! arrives later counts as newer. With such versions, a view may go back in time, but never refuses
-//! every later version.
+//! arrives later counts as newer. So a view of objects with such versions may accept an older
+//! state, but never refuses all later states.
 
 /// Parses a resourceVersion as a number of at most 128 bits. `None`: the text is not such a number,
 /// so the version cannot be ordered.
