@@ -1,4 +1,5 @@
-//! Credentials of TokenRotations and in Secrets. Only credentials with a known expiry are listed.
+//! Credentials that the plan lists: those of TokenRotations, and those in Secrets. Only credentials
+//! with a known expiry are listed.
 
 use crate::credentials::rotation::status::{self, MINIMUM_LEFT};
 use crate::credentials::rotation::target_secret::{self, SecretContent};
@@ -25,8 +26,8 @@ pub struct EndingCredential {
     pub renewed_by: Option<String>,
 }
 
-/// Credentials whose expiry the status of a TokenRotation states. `now`: in seconds since the
-/// epoch.
+/// Credentials whose expiry is in the status of a TokenRotation: the current one, or the watched
+/// ones. `now`: in seconds since the epoch.
 pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredential> {
     let meta = &rotation.metadata;
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
@@ -86,8 +87,8 @@ pub fn of_secret(
     listed.iter().filter_map(one).collect()
 }
 
-/// Credentials of both lists, in the order of their expiry. If both lists have a credential in the
-/// same place, only the one from `rotations` is returned.
+/// Credentials of both lists, in the order of their expiry, earliest first. If both lists have a
+/// credential in the same place, only the one from `rotations` is returned.
 pub fn merged(
     rotations: Vec<EndingCredential>,
     secrets: Vec<EndingCredential>,

@@ -28,8 +28,8 @@ use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 pub struct Preview {
     /// Holder of the leader's Lease. `None`: not known.
     pub leader: Option<Leader>,
-    /// Webhook that the validating webhook configuration names, and that the API server calls.
-    /// `None`: not known.
+    /// Content of the validating webhook configuration: whether the API server calls the operator's
+    /// webhook. `None`: not known.
     pub admission: Option<WebhookContent>,
     /// One line for each LoadBalancer, sorted by name.
     pub load_balancers: Vec<LoadBalancerLine>,
@@ -37,7 +37,7 @@ pub struct Preview {
     pub pools: Vec<PoolLine>,
     /// Writes of objects that the operator would make.
     pub changes: Vec<PlannedWrite>,
-    /// Findings of the [`forecast`] that neither `load_balancers` nor `pools` shows.
+    /// Findings of the [`forecast`] of a take-over that neither `load_balancers` nor `pools` shows.
     pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose expiry is known, in the order of their expiry.
     pub credentials: Vec<EndingCredential>,
@@ -45,14 +45,14 @@ pub struct Preview {
     pub unknown: Vec<String>,
 }
 
-/// Content of the condition `Ready` that the operator would write.
+/// Content of the condition `Ready` that the operator would write into a LoadBalancer or a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConditionContent {
     /// Status of the condition. `None`: not known, or the operator would write no condition.
     pub ready: Option<ConditionStatus>,
-    /// Reason of the condition.
+    /// Reason of the condition; empty if `ready` is `None`.
     pub reason: String,
-    /// Message of the condition.
+    /// Message of the condition. If `ready` is `None`: text that says why.
     pub message: String,
 }
 
@@ -61,9 +61,9 @@ pub struct ConditionContent {
 pub struct LoadBalancerLine {
     /// Namespace and name of the LoadBalancer: `namespace/name`.
     pub name: String,
-    /// Address that the LoadBalancer has before the plan; empty if it has none.
+    /// Address that the LoadBalancer has now, in its status; empty if it has none.
     pub has: String,
-    /// Address that the LoadBalancer would have after the plan; empty if it would have none.
+    /// Address that the LoadBalancer would have if the operator led; empty if it would have none.
     pub gets: String,
     /// Condition `Ready` that the operator would write into the LoadBalancer.
     pub said: ConditionContent,
@@ -74,7 +74,7 @@ pub struct LoadBalancerLine {
 pub struct PoolLine {
     /// Name of the pool.
     pub name: String,
-    /// Number of addresses that are still free in the pool after the plan.
+    /// Number of addresses that would be free in the pool after the planned allocations.
     pub available: i64,
     /// Condition `Ready` that the operator would write into the pool.
     pub said: ConditionContent,
@@ -83,9 +83,9 @@ pub struct PoolLine {
 /// A planned write of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PlannedWrite {
-    /// Kind and name of the object.
+    /// Kind and name of the object, such as `LoadBalancer namespace/name`.
     pub object: String,
-    /// Fields that the operator would write, as text.
+    /// Fields that the operator would write, as text, such as `status.address, status.conditions`.
     pub what: String,
 }
 
@@ -117,8 +117,9 @@ fn fields(patch: &Value) -> Vec<String> {
 }
 
 /// Line of the plan about a LoadBalancer, and the planned write. `None` as the write: nothing would
-/// change. `outcome`: decision about the LoadBalancer's address. `report`: state of a VM load
-/// balancer's Service. `now`: time of the plan (RFC 3339).
+/// change. `outcome`: decision about the LoadBalancer's address. `report`: state of the
+/// LoadBalancer's VMs and Service; `None` for a guest load balancer. `now`: time of the plan (RFC
+/// 3339).
 pub fn load_balancer(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,
@@ -209,7 +210,7 @@ fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
     names.into_iter().filter(differs).map(|name| format!("status.{name}")).collect()
 }
 
-/// Findings of the forecast that the lines of `plan` do not show.
+/// Findings of the forecast that the lines of `plan` about LoadBalancers and pools do not show.
 pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFinding> {
     let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),

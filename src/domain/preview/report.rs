@@ -9,12 +9,12 @@ use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
 use api::ConditionStatus;
 
-/// Maximum number of lines in one section. If there are more, the section ends with the number of
-/// the lines that are left out.
+/// Maximum number of lines in one section of the text. If there are more, the section ends with the
+/// number of the lines that are left out.
 const MOST: usize = 200;
 const DAY: Seconds = 24 * 60 * 60;
 
-/// Text of the whole plan. `now`: in seconds since the epoch.
+/// Text of the whole plan. `now`: present time, in seconds since the epoch.
 pub fn text(plan: &Preview, now: Seconds) -> String {
     let mut text = String::new();
     let leader = match &plan.leader {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-/// Read of objects, in the terms of a rule in an RBAC Role.
+/// Request that reads objects, in the terms of a rule in an RBAC Role.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RoleRead {
     /// Verb of the request: `get` or `list`.
@@ -12,7 +12,7 @@ pub struct RoleRead {
     pub group: String,
     /// Plural name of the kind, such as `pods`.
     pub resource: String,
-    /// Namespace; empty for all namespaces, and for kinds without a namespace.
+    /// Namespace of the objects; empty for all namespaces, and for kinds without a namespace.
     pub namespace: String,
     /// Name of the object; empty for a list.
     pub name: String,
@@ -75,8 +75,8 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Sentences about facts that the plan lacks: one for each failed read in `reads`, and one for each
-/// kind in `late`. The kinds in `late` were not listed in time.
+/// Sentences about facts that the plan lacks: one for each failed read in `reads` because of which
+/// facts are missing, and one for each kind in `late`. The kinds in `late` were not listed in time.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {
