@@ -6,10 +6,10 @@
 //! Times are offsets on one process's monotonic clock.
 //!
 //! No crate for leader election fits. `kube-leader-election` and `kube-lease-manager` compare the
-//! times in a Lease with the local clock. `kube-coordinate` follows client-go, but its sign of
-//! leadership has no expiry that a writer could check, so a process that stood still could write.
-//! None of the three gives replicas of this operator another duration than other controllers, or
-//! notices that the API server's store went back.
+//! times in a Lease with the local clock. `kube-coordinate` follows client-go, but does not say
+//! until when the leadership is valid. So a process that was paused could write although another
+//! one leads. None of the three lets replicas of this operator have another lease duration than
+//! other controllers. None notices that the API server's etcd was restored from a backup.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -32,7 +32,7 @@ pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
 /// Lease duration of Harvester's Go controller, in seconds (wrangler, `pkg/leader/leader.go`).
 const GO_LEASE_SECONDS: u8 = 45;
 
-/// Intervals and deadlines that follow from a lease duration.
+/// Lease duration, and the intervals and deadlines of the leader election that follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElectionPace {
     seconds: u8,
@@ -67,7 +67,7 @@ impl ElectionPace {
         self.others
     }
 
-    /// Interval at which the holder renews: 0.8 s for a duration of 3 s.
+    /// Interval at which the holder renews the Lease: 0.8 s for a duration of 3 s.
     pub fn renew_every(self) -> Duration {
         self.duration() * 4 / 15
     }

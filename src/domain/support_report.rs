@@ -17,7 +17,7 @@ use api::{
 /// TokenRotations that are not ready. The limit keeps the report of a large site small enough to
 /// send.
 const MOST: usize = 200;
-/// Maximum number of credentials whose expiry is in a report.
+/// Maximum number of credentials in the report's list of those that expire first.
 const MOST_ENDS: usize = 50;
 
 /// Report of a pool: its spec, the counts of its addresses, and its conditions.
@@ -36,7 +36,8 @@ pub fn pool(pool: &IPPool) -> Value {
     })
 }
 
-/// Number of LoadBalancers for each status and reason of their condition `Ready`.
+/// Number of LoadBalancers for each status and reason of their condition `Ready`, as a JSON object
+/// with keys such as `True Announced`.
 pub fn counts(lbs: &[LoadBalancer]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for lb in lbs {
@@ -48,7 +49,8 @@ pub fn counts(lbs: &[LoadBalancer]) -> Value {
     json!(counts)
 }
 
-/// LoadBalancers that are not ready, each with the reason. The oldest LoadBalancer is first.
+/// LoadBalancers whose condition `Ready` is not `True`, each with the reason, oldest first. At most
+/// 200 are returned.
 pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut waiting: Vec<_> = lbs
         .iter()
@@ -75,7 +77,8 @@ pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     waiting.into_iter().take(MOST).map(entry).collect()
 }
 
-/// Latest decisions of the operator: the conditions of pools and LoadBalancers, newest first.
+/// Latest decisions of the operator: the conditions of pools and LoadBalancers, newest first. At
+/// most 200 are returned.
 pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut all = Vec::new();
     for pool in pools {
@@ -144,7 +147,7 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
     })
 }
 
-/// Annotation in which `kubectl apply` stores the object that it applied last, certificates
+/// Annotation in which `kubectl apply` stores the object as it was last applied, certificates
 /// included.
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
