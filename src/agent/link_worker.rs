@@ -15,7 +15,8 @@ use crate::domain::dhcp::Mac;
 /// Job for the task that makes and removes links.
 #[derive(Clone, Debug)]
 pub(super) enum LinkJob {
-    /// Makes a lease's link on the interface with the index `parent`.
+    /// Makes a lease's link on the interface with the index `parent`. `mac`: hardware address of
+    /// the link. `lease`: `namespace/name` of the lease's record.
     Make { parent: u32, mac: Mac, lease: String },
     /// Removes the link of the lease with this hardware address.
     Remove(Mac),

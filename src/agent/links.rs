@@ -122,8 +122,10 @@ impl KernelLinks {
             || (unmarked && link.mac.is_some_and(|mac| link.name == name(mac)))
     }
 
-    /// Makes the link of a lease and turns it on. If a link of this name exists, it stays if it is
-    /// configured correctly. An incorrect one is replaced, if an agent of this network made it.
+    /// Makes the link of a lease and turns it on. `parent`: index of the interface that carries the
+    /// link. `lease`: `namespace/name` of the lease's record. If a link of this name exists and is
+    /// configured correctly, it stays. If it is not configured correctly, it is replaced. `Err`
+    /// also if such a link was not made by an agent of this network.
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
         match self.add(parent, mac, &name, &alias).await {

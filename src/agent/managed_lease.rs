@@ -53,7 +53,7 @@ pub(super) struct ManagedLease {
     pub(super) link: LinkState,
     /// Number of failed attempts to make the link since the last success.
     pub(super) failures: u32,
-    /// Status that the stored record has.
+    /// Status of the stored record, as last read or written.
     pub(super) stored: DHCPLeaseStatus,
     /// Next write of the record. `None`: no write is needed, or the write has started.
     pub(super) pending: Option<PendingWrite>,
@@ -66,7 +66,8 @@ pub(super) struct ManagedLease {
     /// Time at which the lease is handled next: the deadline of the client, or `retry` if this is
     /// earlier.
     pub(super) deadline: Option<Duration>,
-    /// Whether the client has finished. Then the link and the finalizer can be removed.
+    /// Whether the client has finished, or there is no client and no address to release. Then the
+    /// link and the finalizer can be removed.
     pub(super) done: bool,
     /// State of the client under which the metrics count the lease. `None`: the metrics do not
     /// count the lease.
@@ -126,8 +127,8 @@ impl ManagedLease {
         })
     }
 
-    /// Updates this state from the record, if the record's resourceVersion is newer. The status is
-    /// updated only if no write of the record is under way.
+    /// Updates this state from the record, if the record's resourceVersion is newer than that of
+    /// the state. The status is updated only if no write of the record is under way.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = record.resource_version().unwrap_or_default();
         if !is_newer(&version, &self.version) {
@@ -141,7 +142,8 @@ impl ManagedLease {
         }
     }
 
-    /// Creates the DHCP client. If the record holds a lease, the client resumes this lease.
+    /// Creates the DHCP client. If the record holds a lease, the client resumes this lease. If the
+    /// record names a lost address, the client requests this address first.
     pub(super) fn begin(
         &mut self,
         mut options: ClientOptions,

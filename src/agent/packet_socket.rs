@@ -59,7 +59,7 @@ impl PacketSocket {
         Self { interface: interface.to_owned(), accepted: FrameFilter::Nothing, socket: None }
     }
 
-    /// Frames that the socket accepts at present.
+    /// Frames that the socket accepts at present. [`FrameFilter::Nothing`]: the socket is closed.
     pub(super) fn accepted(&self) -> FrameFilter {
         self.accepted
     }
@@ -116,7 +116,8 @@ impl PacketSocket {
     }
 }
 
-/// Checks that this process may open a packet socket. An agent cannot lease without one.
+/// Checks that this process may open a packet socket on the interface. An agent cannot lease
+/// without one. `Err`: it may not, or the interface does not exist.
 pub(super) fn may_open(interface: &str) -> io::Result<()> {
     open(interface, FrameFilter::Dhcp).map(drop)
 }

@@ -5,7 +5,8 @@ use super::managed_lease::ManagedLease;
 use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord, LossCause};
 use crate::domain::dhcp_lease::status::reason;
 
-/// Counts an event of a lease in the metrics, logs it, and publishes it as an Event.
+/// Reports an event of a lease. Depending on its kind, the event is counted in the metrics, logged,
+/// or published as a Kubernetes Event.
 pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent) {
     let dhcp = &agent.dhcp;
     let record = lease.title();

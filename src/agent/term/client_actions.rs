@@ -11,8 +11,9 @@ use crate::api::LeaseState;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets};
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Time for which the socket stays open, or accepts ARP, when no client needs this any more. Often
-/// another client needs it soon. A socket that failed is opened again after the same time.
+/// Time for which the socket stays open after the last client that needs it, and for which it
+/// accepts ARP frames after the last client that needs them. Often another client needs them soon.
+/// A socket that failed is opened again after the same time.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {
@@ -167,7 +168,7 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Sets the metrics that are computed from all leases.
+    /// Sets the metrics that are computed from all leases, if they are out of date.
     pub(super) fn show(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;

@@ -76,8 +76,8 @@ pub(super) struct AgentTerm<'a> {
     begun: u32,
     seeds: RandomState,
     claim: watch::Receiver<LeadershipClaim>,
-    /// Whether another agent was active on this network while it was unknown which agent is the
-    /// leader. Then this agent renews no lease.
+    /// Whether another agent was active on this network while the API server did not answer. Then
+    /// this agent renews no lease until it is the leader.
     yields: bool,
     /// Whether the metrics that are computed from all leases are out of date.
     stale: bool,
@@ -187,7 +187,8 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Reads received frames, and gives them to the clients.
+    /// Reads received frames. A DHCP message goes to the client with its hardware address, and any
+    /// other frame to all clients that wait for ARP. `readable`: result of the wait for a frame.
     fn receive_frames(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
         let mut problem = readable.err();
         for _ in 0..MOST_FRAMES {
@@ -310,7 +311,8 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Makes all links again, because the interface that carries them was replaced.
+    /// Makes all links again, because the interface that carries them was replaced. `parent`: index
+    /// of the new interface.
     fn make_all(&mut self, parent: u32) {
         for (mac, lease) in &mut self.leases {
             if matches!(lease.link, LinkState::There | LinkState::Making) {

@@ -14,7 +14,7 @@ use crate::k8s::CallError;
 /// Maximum number of writes at the same time, for all leases together. An API server does not
 /// become faster with more writes at a time.
 const MOST: usize = 8;
-/// Pause before a failed write is tried again.
+/// Pause before a failed write of a record is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Outcome of a write of a record.
