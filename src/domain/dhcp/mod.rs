@@ -9,7 +9,7 @@
 //!
 //! * No received frame causes a panic.
 //! * Only a message whose xid, hardware address and client identifier were checked changes a lease.
-//! * An address may be used only after its record was written.
+//! * An address may be used only after it was written into the client's DHCPLease.
 
 mod client;
 mod disputes;

@@ -20,8 +20,9 @@ const SILENT_TRIES: u32 = 3;
 /// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
 /// to them.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals after which the client no longer prefers an address. After that, the client
-/// requests neither its former address nor the address `wish` of its options.
+/// Number of refusals, since the client last held an address, after which it no longer prefers an
+/// address. After that, the client requests neither its former address nor the address `wish` of
+/// its options.
 const MOST_WISHES: u32 = 2;
 /// Upper limit of the pause after the first refusal. It is short, because one refusal may be
 /// normal. For example, a server offers the same address to two clients, and then refuses one of
@@ -216,8 +217,8 @@ impl DhcpClient {
         self.event(ClientEvent::Acquired { address, server, took });
     }
 
-    /// Checks whether the address of an offer or a grant can be used. `Err`: the address cannot be
-    /// used, and an event reports the reason.
+    /// Checks whether an offer or a grant can be used. `Err`: it cannot be used. The client then
+    /// also reports the reason by an event.
     pub(super) fn check_offer(&mut self, reply: &ServerReply) -> Result<(), OfferFault> {
         offer_check::check(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
@@ -225,8 +226,8 @@ impl DhcpClient {
         })
     }
 
-    /// Lets the client wait after a refusal by the server that offered the address. `trouble`:
-    /// trouble that is recorded from the second refusal on.
+    /// Lets the client wait after the server that offered the address has refused the client's
+    /// REQUEST. `trouble`: trouble that is recorded from the second refusal on.
     fn refused(&mut self, trouble: ClientTrouble) {
         let pause = self.pause_after_refusal();
         if self.naks >= MOST_WISHES {

@@ -23,7 +23,8 @@ use super::output::{AnnouncedAddress, MOST_STATIONS};
 
 /// Time from the publication of an address to the first ARP question about its announcer.
 const FIRST_INQUIRY: Duration = Duration::from_secs(30);
-/// Time for which the client waits for answers to an ARP question.
+/// Time for which the client waits for answers to an ARP question about its address. The ARP probe
+/// of a new address has other times.
 const ANSWER: Duration = Duration::from_secs(1);
 /// Interval between two ARP questions about a lost or kept address. The first question about a lost
 /// address follows one interval after the loss.
@@ -73,7 +74,8 @@ impl AddressInquiry {
 }
 
 impl DhcpClient {
-    /// Whether a station still announces an address that this client has lost.
+    /// Whether a station still announces the address that this client has lost. `false` also if the
+    /// client has lost no address.
     pub const fn is_still_announced(&self) -> bool {
         self.still.is_some()
     }
@@ -144,8 +146,8 @@ impl DhcpClient {
         }
     }
 
-    /// Stores the answer in an ARP frame. `false`: the frame does not answer the client's last ARP
-    /// question.
+    /// Stores the answer that an ARP frame gives to the client's last ARP question. `false`: the
+    /// frame does not answer this question.
     pub(super) fn receive_inquiry_answer(&mut self, arp: ArpPacket) -> bool {
         let ours = self.identity.mac;
         let answers = |inquiry: &&mut AddressInquiry| {

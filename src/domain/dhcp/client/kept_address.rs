@@ -14,9 +14,9 @@ use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Number of consecutive ARP questions that several stations answer, before another host counts as
-/// the holder of the address. When an announcer moves to another node, two stations answer only one
-/// question.
+/// Number of consecutive ARP questions about a kept address that several stations must answer,
+/// before the address is lost to another host. When an announcer moves to another node, two
+/// stations answer only one question.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {
@@ -32,9 +32,10 @@ impl DhcpClient {
         self.record(Some(ClientTrouble::Kept));
     }
 
-    /// Decides whether another host also has the kept address. `stations`: the stations that
-    /// answered the last ARP question about this address. A station that answered alone does not
-    /// count as another host: it may be the announcer on another node.
+    /// Decides whether another host also has the kept address. If so, the address is lost. If not,
+    /// the next question is planned. `stations`: the stations that answered the last ARP question
+    /// about this address. A station that answered alone does not count as another host: it may be
+    /// the announcer on another node.
     pub(super) fn kept_answered(&mut self, mut inquiry: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !inquiry.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

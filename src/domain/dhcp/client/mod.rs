@@ -49,7 +49,7 @@ use releasing::PendingRelease;
 /// answer.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
-/// Phase of the DHCP protocol. The held lease is stored in [`DhcpClient::held`].
+/// Phase of a client in the DHCP protocol. The held lease is stored in [`DhcpClient::held`].
 #[derive(Clone, Debug)]
 enum ClientPhase {
     /// The client does nothing until this time. Then it sends a DISCOVER.
@@ -60,9 +60,9 @@ enum ClientPhase {
     /// The client does nothing until T1.
     Bound,
     Confirming(Confirming),
-    /// The client asks by ARP whether a station has the address. If not, it sends a RELEASE.
+    /// Before a RELEASE, the client asks by ARP whether a station still has the address.
     Parting(PendingRelease),
-    /// The client has given its address back. `Some`: it sends the RELEASE again at this time.
+    /// The lease has ended. `Some`: time of a second RELEASE of this lease. `None`: no second one.
     Released(Option<(Duration, GrantedLease)>),
 }
 
@@ -76,7 +76,7 @@ pub struct DhcpClient {
     up: bool,
     phase: ClientPhase,
     held: Option<GrantedLease>,
-    /// Serial of the record that must be written before the address is used. `None`: no record.
+    /// Serial of the record that must be written before the address is used. `None`: no wait.
     awaits: Option<u64>,
     serial: u64,
     former: Option<FormerAddress>,
@@ -222,7 +222,7 @@ impl DhcpClient {
         }
     }
 
-    /// Held lease. `None`: the client holds no lease, or its address may not be used yet.
+    /// Held lease. `None`: the client holds no lease, or the lease's record is not written yet.
     pub fn lease(&self) -> Option<&GrantedLease> {
         self.held.as_ref().filter(|_| self.awaits.is_none())
     }
@@ -237,7 +237,7 @@ impl DhcpClient {
         &self.identity
     }
 
-    /// Evaluates a received Ethernet frame, which must be whole. Returns what the caller must do.
+    /// Evaluates a received, whole Ethernet frame. Returns the actions for the caller.
     pub fn receive(&mut self, frame: &[u8], now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         match ethernet::read(frame) {
@@ -302,7 +302,7 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Tells the client that the record `serial` was written. Now the record's address may be used.
+    /// Must be called after the record `serial` was written. Then the record's address may be used.
     pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
@@ -317,8 +317,8 @@ impl DhcpClient {
         self.options.proxy = proxy;
     }
 
-    /// First step for each input. Moves the client's clock forward to `now`. If the lease has
-    /// expired, the client loses the address, or keeps it if `options.keep` is set.
+    /// First step of each method with an input. Moves the client's clock forward to `now`. If the
+    /// lease has expired, the client loses the address, or keeps it if `options.keep` is set.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
@@ -378,7 +378,7 @@ impl DhcpClient {
         self.record(None);
     }
 
-    /// Adds a record of the present state to the actions for the caller.
+    /// Adds a record of the present state, with this trouble, to the actions for the caller.
     fn record(&mut self, trouble: Option<ClientTrouble>) {
         self.serial += 1;
         self.trouble = trouble;
@@ -414,8 +414,8 @@ impl DhcpClient {
         self.event(ClientEvent::Ignored(why));
     }
 
-    /// Reports that another client uses this client's hardware address, if it sent this message. A
-    /// message with a known `xid` is this client's own, returned by a loop in the network.
+    /// Reports a message of another client that has this client's hardware address. A message with
+    /// an `xid` that this client has used is its own, returned by a loop in the network.
     fn receive_client_message(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

@@ -56,7 +56,7 @@ pub enum OfferFault {
 }
 
 /// Checks whether an offer or a grant can be used. `subnets`: subnets from which addresses may be
-/// leased. Empty: any address may be leased.
+/// leased. Empty: any address may be leased. `Err`: the first fault that was found.
 pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault> {
     let address = reply.address;
     let [first, ..] = address.octets();
@@ -83,7 +83,8 @@ pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault>
 }
 
 /// Fault of an address that is the first or the last one of its subnet. No host may have these two
-/// addresses if `prefix` is 30 or less. `None`: the address has no such fault.
+/// addresses if the length of the subnet's prefix, `prefix`, is 30 or less. `None`: the address has
+/// no such fault.
 fn edge(address: Ipv4Addr, prefix: u8) -> Option<OfferFault> {
     if prefix > 30 {
         return None;

@@ -13,10 +13,11 @@ use super::super::Mac;
 pub struct ClientOptions {
     /// Timing of the ARP probe of a newly granted address.
     pub probe: ProbeTiming,
-    /// Time over which clients that begin together spread their first messages.
+    /// Time over which clients spread their first messages, if they begin to search for an address
+    /// at the same time.
     pub start_within: Duration,
-    /// Maximum time over which clients that are resumed together spread their first messages. For a
-    /// lease that ends soon, the maximum is a quarter of its remaining time.
+    /// Maximum time over which clients spread their first messages, if they resume their leases at
+    /// the same time. For a lease that ends soon, the maximum is a quarter of its remaining time.
     pub resume_within: Duration,
     /// Place of this client's messages in a time range: see [`super::super::phase`]. Clients with
     /// different phases send their first messages and renewals at different times.
@@ -61,13 +62,14 @@ impl Default for ClientOptions {
 pub struct ProbeTiming {
     /// Number of ARP questions in a probe. Zero: no probe is sent.
     pub count: u32,
-    /// Maximum of the random time before the first question.
+    /// Maximum of the random time before the first ARP question of a probe.
     pub first_within: Duration,
-    /// Minimum time between two questions.
+    /// Minimum time between two ARP questions of a probe.
     pub shortest_gap: Duration,
-    /// Maximum time between two questions.
+    /// Maximum time between two ARP questions of a probe.
     pub longest_gap: Duration,
-    /// Time for which the client waits for an answer after it has sent the last ARP question.
+    /// Time for which the client waits for an answer after it has sent the last ARP question of a
+    /// probe.
     pub wait: Duration,
 }
 

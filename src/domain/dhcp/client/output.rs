@@ -7,18 +7,19 @@ use std::time::Duration;
 use super::super::{GrantedLease, Mac, OfferFault};
 use api::LeaseState;
 
-/// Maximum number of stations that are stored for an address. One address may have several
-/// stations, because its announcer moves between nodes.
+/// Maximum number of announcing stations that are stored for an address. There may be several,
+/// because the announcer of an address moves between nodes.
 pub(super) const MOST_STATIONS: usize = 4;
 
-/// Action that the caller must carry out. Actions must be carried out in their order.
+/// Action that the caller of a client must carry out. The actions of a list must be carried out in
+/// its order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
     /// Send this complete Ethernet frame. The sockets of
     /// [`super::super::DhcpClient::listening`] must be open before that.
     Send(Vec<u8>),
-    /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces
-    /// an earlier one that is not written yet.
+    /// Write this record into the DHCPLease, then call [`super::super::DhcpClient::recorded`]. A
+    /// later record replaces an earlier one that is not written yet.
     Record(LeaseRecord),
     /// Report this event in metrics, logs and Events.
     Event(ClientEvent),
@@ -41,6 +42,7 @@ pub struct LeaseRecord {
     /// Whether the client keeps its address if the lease expires without an answer of a server.
     pub keeps: bool,
     /// Address that the client holds or held last, and the stations that answered ARP for it.
+    /// `None`: the client has never held an address.
     pub announced: Option<AnnouncedAddress>,
     /// Lost address that a station still announces, and this station. `None`: there is no such
     /// address.
@@ -61,7 +63,8 @@ impl AnnouncedAddress {
         Self { address, by: Vec::new() }
     }
 
-    /// Stores a station that announces the address. Returns whether the station is new.
+    /// Stores a station that announces the address. Returns `false` if it is stored already. If
+    /// there are more than [`MOST_STATIONS`], the one that was stored first is dropped.
     pub(super) fn add_station(&mut self, station: Mac) -> bool {
         if self.by.contains(&station) {
             return false;
@@ -81,8 +84,8 @@ pub enum ClientTrouble {
     Refused,
     /// Another host has the granted address. The value is the station of this host.
     AddressInUse(Mac),
-    /// Other hosts had at least ten granted addresses in a row. The value is the station that has
-    /// the last of these addresses.
+    /// At least ten addresses in a row were granted, and each was in use by another host. The value
+    /// is the station that has the last of these addresses.
     TooManyInUse(Mac),
     /// The offer or the grant cannot be used.
     Unusable {
@@ -102,7 +105,8 @@ pub enum ClientTrouble {
     Expired,
     /// The lease has expired, because no server answered. The address is kept.
     Kept,
-    /// Another host also has the kept address. The value is the station of this host.
+    /// The address was kept after the lease had expired. It is lost now, because another host also
+    /// has it. The value is the station of this host.
     Taken(Mac),
     /// A server granted or offered another address than the client holds.
     Changed,
@@ -260,6 +264,7 @@ pub enum IgnoreReason {
     NotOurs,
     /// The client waits for no such answer, or the answer is of no use to it.
     Unasked,
-    /// The answer is from a server whose answers do not count, or do not count yet.
+    /// The answer is from another server than the one whose offer the client takes, or that granted
+    /// the lease. The client accepts no answer of this server, or not yet.
     OtherServer,
 }

@@ -11,7 +11,8 @@ use super::super::wire::message::MessageKind;
 use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason};
 use super::{ClientPhase, DhcpClient};
 
-/// Pause after a DECLINE, so that the server can process the DECLINE: RFC 2131, 3.1.
+/// Pause between a DECLINE and the next DISCOVER, so that the server can process the DECLINE: RFC
+/// 2131, 3.1.
 const PAUSE: Duration = Duration::from_secs(10);
 /// Number of addresses declined in a row after which the pause is [`CONFLICTS_PAUSE`]:
 /// `MAX_CONFLICTS` of RFC 5227.

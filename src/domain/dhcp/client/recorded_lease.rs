@@ -1,4 +1,4 @@
-//! A lease that is read from its durable record.
+//! A lease that the agent reads from its DHCPLease after a restart.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::granted_lease::LeaseTimes;
 use super::super::{GrantedLease, Mac};
 
-/// Lease that a former process held, as read from its record.
+/// Lease that a former process of the agent held, as read from the DHCPLease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedLease {
     /// Leased IP address.
@@ -33,8 +33,8 @@ pub struct RecordedLease {
 }
 
 impl RecordedLease {
-    /// Converts the recorded lease to a lease with times on the client's clock. `left`: time until
-    /// the lease expires. `None`: the lease never expires.
+    /// Converts the recorded lease to a lease with times on the client's clock. `now`: present time
+    /// on this clock. `left`: time until the lease expires. `None`: the lease never expires.
     pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> GrantedLease {
         let times = LeaseTimes::of(self.seconds.unwrap_or(u32::MAX), None, None);
         let expires = left.map(|left| now + left);
@@ -70,6 +70,7 @@ pub(super) struct FormerAddress {
     /// Time until which a guest or kube-vip may still announce the address for this client. If the
     /// address is granted before this time, the client does not probe the address.
     pub(super) ours_until: Duration,
-    /// Whether the client requests this address again.
+    /// Whether the client requests this address again. `false`: servers have refused several
+    /// REQUESTs of the client since the loss of this address.
     pub(super) wanted: bool,
 }

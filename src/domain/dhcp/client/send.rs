@@ -12,7 +12,7 @@ use super::DhcpClient;
 /// Wait for a server's answer after a message was sent for the first time. The wait doubles with
 /// each repetition of the message.
 const FIRST_WAIT: Duration = Duration::from_secs(4);
-/// Maximum wait for a server's answer.
+/// Maximum of the doubled wait for a server's answer, before [`JITTER`] changes it.
 const LONGEST_WAIT: Duration = Duration::from_secs(64);
 /// Maximum random time by which a wait is made longer or shorter.
 const JITTER: Duration = Duration::from_secs(1);
@@ -42,7 +42,8 @@ impl DhcpClient {
         u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
     }
 
-    /// Begins an exchange. The caller must send the exchange's message now.
+    /// Begins an exchange: chooses an `xid`, and plans the first repetition of the message. The
+    /// caller must send the message now.
     pub(super) fn exchange(&mut self) -> MessageExchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();

@@ -20,7 +20,8 @@ const DAILY: Duration = Duration::from_hours(24);
 /// Maximum time over which the renewals of many leases are spread.
 const WIDEST_SPREAD: Duration = Duration::from_mins(10);
 /// Shortest T1 that is accepted from a server. For a lease shorter than two minutes, the limit is a
-/// quarter of the lease time instead.
+/// quarter of the lease time instead. If a server sends a shorter T1, the defaults for T1 and T2
+/// are used.
 const EARLIEST_T1: Duration = Duration::from_secs(30);
 
 /// Lease that a server has granted.
@@ -46,8 +47,8 @@ pub struct GrantedLease {
     pub granted: Duration,
     /// T1: time from which the client asks the lease's server to extend the lease.
     pub renew: Duration,
-    /// T2: time from which the client asks any server to extend the lease. `None`: the lease has no
-    /// T2.
+    /// T2: time from which the client asks any server to extend the lease. `None`: the lease never
+    /// expires, and has no T2.
     pub rebind: Option<Duration>,
     /// Expiry of the lease. `None`: the lease never expires.
     pub expires: Option<Duration>,
@@ -82,7 +83,8 @@ impl GrantedLease {
         self.expires.is_some_and(|end| now >= end)
     }
 
-    /// Whether T2 has passed at `now`. After T2, any server may extend the lease.
+    /// Whether T2 has passed at `now`. After T2, any server may extend the lease. `false` for a
+    /// lease that never expires.
     pub(super) fn may_rebind(&self, now: Duration) -> bool {
         self.rebind.is_some_and(|rebind| now >= rebind)
     }
@@ -95,8 +97,8 @@ impl GrantedLease {
         (self.address.to_bits() ^ self.server.to_bits()) & !host == 0
     }
 
-    /// Minimum time between two attempts to renew. It is a twentieth of the lease time, but at
-    /// least a second and at most a minute.
+    /// Minimum time between two REQUESTs for an extension of this lease. It is a twentieth of the
+    /// lease time, but at least a second and at most a minute.
     fn shortest_wait(&self) -> Duration {
         let seconds = self.seconds.unwrap_or(u32::MAX);
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
@@ -132,9 +134,11 @@ pub(super) struct LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// Times of a lease of `seconds`. If the server sent no T1, half of the lease time is used. If
-    /// it sent no T2, seven eighths of the lease time are used. If the resulting T1 and T2 are not
-    /// valid together, both of these defaults are used.
+    /// Times of a lease of `seconds`. `t1`, `t2`: the values that the server sent, in seconds. If
+    /// the server sent no T1, half of the lease time is used. If it sent no T2, seven eighths of
+    /// the lease time are used. Both defaults are used if T1 is earlier than [`EARLIEST_T1`]
+    /// allows, or if T1 < T2 < lease time does not hold. A lease that never expires has a T1 of one
+    /// day and no T2.
     pub fn of(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Self {
         if seconds == FOR_EVER {
             return Self { t1: DAILY, t2: None, end: None };
@@ -148,17 +152,20 @@ impl LeaseTimes {
         Self { t1, t2: Some(t2), end: Some(end) }
     }
 
-    /// Time before T1 over which renewals are spread. It is a fifth of the lease time, but at most
-    /// half of T1, and at most [`WIDEST_SPREAD`]. Leases of the same length have the same spread,
-    /// unless a server sends a T1 below two fifths of the lease time.
+    /// Length of the time before T1 over which the renewals of many leases are spread. It is a
+    /// fifth of the lease time, but at most half of T1, and at most [`WIDEST_SPREAD`]. Leases of
+    /// the same length have the same spread, unless a server sends a T1 below two fifths of the
+    /// lease time.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)
     }
 }
 
-/// Last time of the form `(k + phase / 2^32) * width` that is not after `latest`. `k` is any whole
-/// number. Renewals at such times stay spread, however often the leases are renewed.
+/// Time of a lease's renewal: the last time of the form `(k + phase / 2^32) * width` that is not
+/// after `latest`. `k` is any whole number, and `phase` is the phase of the lease's client
+/// ([`super::phase`]). At these times, clients with different phases do not come closer to each
+/// other, however often they renew.
 fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
     let nanos = width.as_nanos();
     if nanos == 0 {

@@ -17,7 +17,8 @@ use sha2::{Digest, Sha256};
 use super::Mac;
 use crate::object_fields::digest::hex;
 
-/// First part of the hash's input. Another text would change all derived identities.
+/// First part of the input of the hash from which an identity is derived. Another text would change
+/// all derived identities.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
 /// Type octet of a client identifier with an IAID and a DUID: RFC 4361.
 const TYPE_DUID: u8 = 255;
@@ -27,12 +28,13 @@ const DUID_UUID: [u8; 2] = [0, 4];
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
 /// Maximum length of one label of a DNS name, in characters.
 const LABEL: usize = 63;
-/// Number of hexadecimal digits of the hash at the end of a host name that was cut.
+/// Number of hexadecimal digits, from the hash of the identity, at the end of a host name that was
+/// cut because it was too long.
 const TAIL: usize = 8;
 /// Type octet of a client identifier with an Ethernet address: RFC 2132.
 const TYPE_ETHERNET: u8 = 1;
 
-/// Client identifier: the value of option 61, with the type octet.
+/// Client identifier: the value of DHCP option 61, with the type octet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClientId(Vec<u8>);
 
@@ -42,7 +44,7 @@ impl ClientId {
         &self.0
     }
 
-    /// Client identifier with the hardware address `mac`.
+    /// Client identifier made of the type octet for Ethernet and the hardware address `mac`.
     pub fn of_mac(mac: Mac) -> Self {
         Self([&[TYPE_ETHERNET][..], &mac.0].concat())
     }
@@ -123,7 +125,8 @@ pub struct ClientIdentity {
 
 impl ClientIdentity {
     /// Derives the identity for a LoadBalancer. `cluster`: UID of the cluster's Namespace
-    /// kube-system. `network`: `namespace/name` of the network.
+    /// kube-system. `network`: `namespace/name` of the network. `namespace`, `name`: those of the
+    /// LoadBalancer.
     pub fn derive(cluster: &str, network: &str, namespace: &str, name: &str) -> Self {
         let mut hash = Sha256::new();
         for part in [PURPOSE, cluster, network, namespace, name] {
@@ -146,7 +149,7 @@ impl ClientIdentity {
     }
 
     /// Changes the client identifier to the form `form`. `self` must be the result of
-    /// [`Self::derive`].
+    /// [`Self::derive`], whose client identifier is a DUID.
     #[must_use]
     pub fn with_form(mut self, form: ClientIdForm) -> Self {
         match form {
@@ -159,8 +162,8 @@ impl ClientIdentity {
 }
 
 /// Makes one label of a DNS name from a LoadBalancer's name. Such a name has lower-case letters,
-/// digits, `-` and `.`, and begins with a letter or a digit. A name that is too long is cut, and
-/// gets digits of the hash at its end, because two names may differ only at their end.
+/// digits, `-` and `.`, and begins with a letter or a digit. A name of more than 63 characters is
+/// cut, and gets digits of `hash` at its end, because two names may differ only at their end.
 fn hostname(name: &str, hash: &[u8]) -> String {
     let label = |length| {
         let label = name.chars().map(|c| if c == '.' { '-' } else { c }).take(length);

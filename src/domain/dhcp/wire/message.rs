@@ -11,9 +11,10 @@ use super::super::identity::ClientIdentity;
 use super::header::octets;
 use super::options::{self, OptionReader, OptionWriter};
 
-/// Minimum length of a message, in octets. BOOTP relays and some servers expect this length.
+/// Minimum length of a message that a client sends, in octets. BOOTP relays and some servers expect
+/// this length.
 pub const SHORTEST: usize = 300;
-/// Offset of the options in a message, after the cookie.
+/// Offset of the options in a message, in octets. The cookie is before them.
 const OPTIONS: usize = 240;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
 const REQUEST: u8 = 1;
@@ -23,11 +24,11 @@ const BROADCAST_FLAG: u16 = 0x8000;
 /// Maximum length of a server's message in octets, with its IP and UDP headers: the payload of one
 /// Ethernet frame. The client states this length in option 57.
 const LARGEST: u16 = 1500;
-/// Maximum number of name servers that are stored. A resolver uses no more.
+/// Maximum number of name servers that are read from a server's message. A resolver uses no more.
 const MOST_NAME_SERVERS: usize = 3;
 /// Vendor class that the client sends in option 60.
 const VENDOR: &[u8] = b"harvester-guest-operator";
-/// Options that the client requests by option 55.
+/// Codes of the options that the client requests from servers by option 55.
 const PARAMETERS: [u8; 7] = [
     options::SUBNET_MASK,
     options::ROUTER,
@@ -46,8 +47,8 @@ pub enum MessageKind {
     Discover(Option<Ipv4Addr>),
     /// REQUEST: takes an offer. The first value is the offered address, the second one the server.
     Select(Ipv4Addr, Ipv4Addr),
-    /// REQUEST in the form of a client that has restarted. The value is the address that servers
-    /// are asked to confirm.
+    /// REQUEST in the form of a client that has restarted (INIT-REBOOT). The value is the address
+    /// that servers are asked to confirm.
     Confirm(Ipv4Addr),
     /// DECLINE: another host has the granted address. The first value is this address, the second
     /// one the server that granted it.
@@ -67,7 +68,8 @@ impl MessageKind {
         }
     }
 
-    /// Addresses in a message: (option 50, option 54, field `ciaddr`).
+    /// Addresses in a message: (option 50, option 54, field `ciaddr`). `None`: the message does not
+    /// have this option.
     const fn addresses(self) -> (Option<Ipv4Addr>, Option<Ipv4Addr>, Ipv4Addr) {
         let none = Ipv4Addr::UNSPECIFIED;
         match self {
@@ -86,7 +88,7 @@ impl MessageKind {
 pub struct ClientMessage<'a> {
     /// Kind of the message, with the addresses in it.
     pub kind: MessageKind,
-    /// Client that sends the message.
+    /// Identity of the client that sends the message.
     pub identity: &'a ClientIdentity,
     /// Transaction ID. A server's answer repeats this ID.
     pub xid: u32,
@@ -157,7 +159,7 @@ pub struct ServerReply {
     pub kind: ReplyKind,
     /// Transaction ID of the client's message to which this is the answer.
     pub xid: u32,
-    /// Address that the server offers or grants, `yiaddr`.
+    /// Address that the server offers or grants, `yiaddr`. In a NAK, this field has no meaning.
     pub address: Ipv4Addr,
     /// Address of the server, option 54.
     pub server: Ipv4Addr,
@@ -171,14 +173,14 @@ pub struct ServerReply {
     /// Length of the subnet's prefix, from option 1. `None`: the option is missing, or is not a
     /// valid mask.
     pub prefix: Option<u8>,
-    /// First router in option 3. `None`: the option names no router.
+    /// First router in option 3. `None`: the option is missing, or no host can have this address.
     pub gateway: Option<Ipv4Addr>,
-    /// First name servers in option 6, at most three.
+    /// First name servers in option 6, at most three. Empty: the option names none.
     pub name_servers: Vec<Ipv4Addr>,
 }
 
-/// Hardware address of the client that sends or receives a message. `None`: the octets are not a
-/// DHCP message for Ethernet.
+/// Hardware address of the client that sends or receives a message, `chaddr`. `None`: the octets
+/// are not a DHCP message for Ethernet.
 pub fn holder(message: &[u8]) -> Option<Mac> {
     let ethernet = octets(message, 1)? == ETHERNET;
     let cookie = octets(message, OPTIONS - 4)? == COOKIE;
@@ -202,7 +204,8 @@ pub enum MessageFault {
     NotOurs,
 }
 
-/// Reads a server's message to the client with this identity.
+/// Reads a server's message to the client with this identity. `Err`: the message is not valid, or
+/// is for another client.
 pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, MessageFault> {
     if message.first() != Some(&REPLY) {
         return Err(MessageFault::Malformed);
@@ -269,7 +272,8 @@ fn prefix(mask: [u8; 4]) -> Option<u8> {
     if whole && length > 0 { u8::try_from(length).ok() } else { None }
 }
 
-/// Whether an address can belong to a single host.
+/// Whether an address can belong to a single host. `false`: the address is in 0.0.0.0/8 or
+/// 127.0.0.0/8, or is 224.0.0.0 or higher.
 fn is_host(address: Ipv4Addr) -> bool {
     let [first, ..] = address.octets();
     !(first == 0 || address.is_loopback() || first >= 224)

@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //!
-//! * An option that goes beyond the end of its area makes the whole message unreadable. The length
-//!   of this option is wrong, so its value may cover other options.
+//! * An area is the options field, or the field `file` or `sname` if it contains options. An option
+//!   that goes beyond the end of its area makes the whole message unreadable. The length of this
+//!   option is wrong, so its value may cover other options.
 //! * If an option occurs more than once, its values from all areas are concatenated.
 
 pub const SUBNET_MASK: u8 = 1;
@@ -44,8 +45,8 @@ impl OptionWriter {
     }
 }
 
-/// Options of a received message. Each area is a part of the message, and contains options. The
-/// areas are in the order in which they must be read.
+/// Options of a received message. The areas are the parts of the message that contain options, in
+/// the order in which they must be read.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionReader<'a> {
     areas: [&'a [u8]; 3],

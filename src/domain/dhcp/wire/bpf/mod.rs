@@ -22,13 +22,16 @@ pub struct BpfInstruction {
     pub k: u32,
 }
 
-/// Operation code of `A = 16 bits of the frame at k`. [`LD_BYTE`] loads 8 bits.
+/// Operation code: loads 16 bits into register A, from offset `k` of the frame. [`LD_BYTE`] loads 8
+/// bits.
 const LD_HALF: u16 = 0x28;
 const LD_BYTE: u16 = 0x30;
-/// Operation code of `A = 16 bits of the frame at X + k`. [`LD_BYTE_X`] loads 8 bits.
+/// Operation code: loads 16 bits into register A, from offset `X + k` of the frame. [`LD_BYTE_X`]
+/// loads 8 bits.
 const LD_HALF_X: u16 = 0x48;
 const LD_BYTE_X: u16 = 0x50;
-/// Operation code of `X = 4 * (low half of the byte at k)`: the length of an IPv4 header.
+/// Operation code: sets register X to four times the lower 4 bits of the byte at offset `k`. The
+/// result is the length of the IPv4 header that begins at `k`.
 const LDX_HEADER: u16 = 0xb1;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_ANY_BIT: u16 = 0x45;
@@ -39,7 +42,8 @@ const VLAN_TAG: u32 = 0xffff_f000 + 44;
 const VLAN_ID: u32 = 0x0fff;
 const WHOLE_FRAME: u32 = 0x0004_0000;
 
-/// Target of a jump, which becomes a number when the program is complete.
+/// Target of a jump in an unfinished program. [`BpfProgram::end`] replaces it by the number of
+/// instructions to skip.
 #[derive(Clone, Copy)]
 enum JumpTarget {
     Next,
@@ -48,8 +52,8 @@ enum JumpTarget {
     Arp,
 }
 
-/// Program that is being made. Each entry is (operation code, operand, target if true, target if
-/// false).
+/// Program that is being made. Each entry is one instruction: (operation code, operand, target if
+/// true, target if false).
 struct BpfProgram(Vec<(u16, u32, JumpTarget, JumpTarget)>);
 
 impl BpfProgram {

@@ -85,21 +85,21 @@ pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     }
 }
 
-/// Addresses of the sender and of the receiver of a message.
+/// Addresses of the sender and of the receiver of a DHCP message, in its Ethernet and IP headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameAddresses {
     /// Hardware address of the sending station.
     pub source: Mac,
     /// Hardware address of the receiving station.
     pub destination: Mac,
-    /// IP address of the sender. `0.0.0.0`: the sender has no address yet.
+    /// IP address of the sender. `0.0.0.0`: the message goes to all servers.
     pub from: Ipv4Addr,
     /// IP address of the receiver.
     pub to: Ipv4Addr,
 }
 
 impl FrameAddresses {
-    /// Addresses of a message that a client without an IP address sends to all servers.
+    /// Addresses of a client's message to all servers. `source`: hardware address of the client.
     pub const fn to_all(source: Mac) -> Self {
         Self {
             source,
@@ -110,7 +110,8 @@ impl FrameAddresses {
     }
 }
 
-/// Frame with a client's message to one or to all servers.
+/// Frame with a client's message to one or to all servers. `way`: addresses in the frame.
+/// `payload`: the DHCP message.
 pub fn to_server(way: FrameAddresses, payload: &[u8]) -> Vec<u8> {
     let length = |parts: usize| u16::try_from(parts + payload.len()).unwrap_or(u16::MAX);
     let mut ip = [0; IPV4];
