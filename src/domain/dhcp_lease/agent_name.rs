@@ -5,10 +5,10 @@
 
 use crate::object_fields::digest::sha256_hex;
 
-/// Maximum length of the readable part of a name, in characters. A name of this part and the digest
-/// fits into a DNS label of 63 characters.
+/// Maximum length of the readable part of an agent's name, in characters. A name of this part, a
+/// dash and the digest fits into a DNS label of 63 characters.
 const READABLE: usize = 45;
-/// Length of the digest in a name, in characters.
+/// Length of the digest at the end of an agent's name, in characters.
 const DIGITS: usize = 8;
 
 /// Prefix of each agent's name.

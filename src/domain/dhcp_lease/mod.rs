@@ -75,8 +75,8 @@ pub struct NoLeasingParty(String);
 /// Next step for a LoadBalancer whose address comes from a DHCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeasingStep {
-    /// The announcer leases the address. The text is the reason that the condition reports. `None`:
-    /// there is nothing to report.
+    /// The announcer leases the address. The text is the reason that the LoadBalancer's condition
+    /// reports. `None`: the condition reports no reason.
     Guest(Option<String>),
     /// Create the record: the host is to lease the address, and there is no record yet.
     Create,
@@ -270,8 +270,8 @@ fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether the LoadBalancer had an address before. `true`: the condition reports that the address
-/// was lost. `false`: the condition reports that the address is pending.
+/// Whether the LoadBalancer, or its record, had an address before. `true`: the condition reports
+/// that the address was lost. `false`: the condition reports that the address is pending.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let status = lb.status.as_ref();
     let ready = status.and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
@@ -321,7 +321,7 @@ pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
 }
 
 /// Whether the renewal of a record's lease is long overdue: less than an eighth of the lease time
-/// is left before the expiry.
+/// is left before the expiry. `false` for a lease that never expires.
 pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
     let (Some(end), Some(lasts)) = (ends(record), lasts) else { return false };

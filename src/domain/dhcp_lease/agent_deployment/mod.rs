@@ -54,8 +54,9 @@ pub struct StoredDeployment {
 }
 
 impl StoredDeployment {
-    /// Options of the agent in the stored Deployment. `None`: the operator did not create the
-    /// Deployment, or its agent is for another network than `network`.
+    /// Command-line options of the agent in the stored Deployment, without the arguments that name
+    /// the network and the interface. `None`: the operator did not create the Deployment, or its
+    /// agent is for another network than `network`.
     pub fn options(&self, network: &str) -> Option<Vec<String>> {
         let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
         let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;
@@ -141,7 +142,8 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Options of a network's agent, made from the network's annotations.
+/// Command-line options of a network's agent, made from the network's annotations. An annotation
+/// that is not valid gives no option.
 pub fn options(declaration: &DhcpDeclaration) -> Vec<String> {
     let mut options = Vec::new();
     let subnets = declaration.subnets().unwrap_or_default();
@@ -163,7 +165,8 @@ fn arguments(network: &str) -> [&str; 4] {
     ["--network", network, "--interface", INTERFACE]
 }
 
-/// Deployment of a network's agent with these options, made from the chart's `template`. `owner`:
+/// Deployment of a network's agent with these options, made from the chart's `template`.
+/// `cluster_network`: name of the cluster network to which the network belongs, or empty. `owner`:
 /// owner reference of the Deployment. `None`: the Deployment gets no owner reference.
 pub fn deployment(
     template: &Value,

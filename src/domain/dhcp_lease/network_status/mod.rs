@@ -1,10 +1,11 @@
-//! Status of the host's leases on a network, in an annotation on the network. The status names the
-//! agent that serves the network, and the time since which the agent serves it. If no agent serves
-//! the network, the status says why. If an agent serves the network with its former options, the
-//! status names the annotation that is not valid.
+//! Status of the host's leases on a network, in an annotation on the network's
+//! NetworkAttachmentDefinition. The status names the agent that serves the network, and the time
+//! since which the agent serves it. If no agent serves the network, the status says why. If an
+//! agent serves the network with its former options, the status names the annotation that is not
+//! valid.
 //!
-//! The status is JSON in an annotation, because a NetworkAttachmentDefinition has no status. It is
-//! written only when its content changes.
+//! A NetworkAttachmentDefinition has no field for a status, so the annotation holds the status as
+//! JSON. It is written only when its content changes.
 
 use chrono::{DateTime, FixedOffset};
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,7 @@ pub struct AgentFacts<'a> {
     /// Pod that holds the Lease of the network's agent, and the time since which the pod holds it.
     /// `None`: no pod holds the Lease. `None` in the second field: the time is not known.
     pub served_by: Option<(String, Option<DateTime<FixedOffset>>)>,
-    /// Name of the cluster network that the network belongs to.
+    /// Name of the cluster network that the network belongs to. Empty: each node has the network.
     pub cluster_network: &'a str,
     /// Whether at least one node belongs to this cluster network.
     pub has_node: bool,
@@ -37,7 +38,8 @@ pub struct AgentFacts<'a> {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct NetworkStatus {
-    /// Name of the pod that serves the network. Empty: no pod serves it.
+    /// Name of the pod that serves the network: it holds the Lease of the network's agent. Empty:
+    /// no pod serves the network.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     agent: String,
     /// Time at which the pod acquired the Lease of the network's agent. If this time is not known,

@@ -201,7 +201,7 @@ impl RequestedIdentity {
         self.address
     }
 
-    /// Whether the client asks the server to broadcast its answers.
+    /// Whether the user requests that the client asks servers to broadcast their answers.
     pub const fn broadcast(&self) -> bool {
         self.broadcast
     }
