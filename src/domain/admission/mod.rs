@@ -79,7 +79,8 @@ pub struct AdmissionAnswer {
     pub refusals: Vec<Refusal>,
     /// Warnings for the requesting user. Kubernetes recommends at most 120 characters for each.
     pub warnings: Vec<String>,
-    /// Object to store instead of the sent object. Only mutation sets this field.
+    /// Object to store instead of the sent object. `None`: the sent object is stored unchanged.
+    /// Only mutation sets this field.
     pub object: Option<Value>,
 }
 

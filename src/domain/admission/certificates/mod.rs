@@ -17,14 +17,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 const DAY: Duration = Duration::from_hours(24);
-/// Lifetime of an authority.
+/// Lifetime of a certificate authority.
 pub const AUTHORITY_LIFE: Duration = DAY.saturating_mul(365);
 /// Lifetime of a serving certificate.
 pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
 /// Time by which a certificate is backdated: its validity starts 730 days before its creation. The
 /// time is long, because the clock of an API server or a replica may be wrong by a year.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
-/// Divisor of a lifetime: a replacement is due when a third of the lifetime is left.
+/// Divisor of the lifetime of an authority or a serving certificate: its replacement is due when a
+/// third of the lifetime is left.
 const DUE_PART: u32 = 3;
 /// Shortest time that API servers get to learn of a new authority. The time begins when this
 /// replica has observed that every webhook configuration trusts the authority.
@@ -38,7 +39,7 @@ const LEAST_GAIN: Duration = Duration::from_mins(1);
 /// Maximum number of names in a serving certificate.
 const MOST_NAMES: usize = 20;
 
-/// A certificate authority in the Secret.
+/// Facts about a certificate authority in admission's Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredAuthority {
     /// End of the authority's validity, as the time since the Unix epoch.
@@ -47,7 +48,7 @@ pub struct StoredAuthority {
     pub signs: bool,
 }
 
-/// A serving certificate in the Secret.
+/// Facts about the serving certificate in admission's Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCertificate {
     /// End of the certificate's validity, as the time since the Unix epoch.
@@ -59,10 +60,11 @@ pub struct StoredCertificate {
     pub fits: bool,
 }
 
-/// Content of the Secret that stores the certificates.
+/// Facts about admission's Secret, in which all replicas store the authorities and the serving
+/// certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateSecret {
-    /// Authority that signs now.
+    /// Present authority: it signs serving certificates now.
     pub ca: StoredAuthority,
     /// Authority that will sign next, after every webhook configuration trusts this authority.
     /// `None`: no such authority was made yet.
@@ -92,17 +94,19 @@ pub struct StepInput<'a> {
     pub trusted_for: Option<Duration>,
 }
 
-/// The next action on the Secret. Each action except `Wait` is one write. The write fails if
-/// another replica wrote the Secret first. Actions are taken one at a time.
+/// The next action on admission's Secret. Each action except `Wait` is one write. The write fails
+/// if another replica wrote the Secret first. Actions are taken one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateStep {
-    /// Write the whole content of the Secret, because it holds no usable authority.
+    /// Write the whole content of the Secret, because the Secret holds no usable authority. The
+    /// content is new, or is the one that this replica has read before.
     Start,
-    /// Add the authority of this replica's certificate to the previous authorities.
+    /// Add the authority that signed this replica's certificate to the previous authorities in the
+    /// Secret.
     Remember,
-    /// Sign a serving certificate for these names.
+    /// Make a serving certificate for these names, signed by the present authority.
     Renew(BTreeSet<String>),
-    /// Make the authority that will sign next.
+    /// Make the next authority. It does not sign yet.
     Begin,
     /// Make the next authority the present one, so that it signs. The present authority becomes a
     /// previous one.
@@ -113,8 +117,8 @@ pub enum CertificateStep {
     Wait(Duration),
 }
 
-/// Decides the next step. `stored`: content of the Secret; `None`: the Secret has no usable
-/// content. `at`: present time and the other inputs.
+/// Decides the next action on admission's Secret. `stored`: content of the Secret; `None`: the
+/// Secret has no usable content. `at`: present time and the other inputs.
 pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> CertificateStep {
     let Some(stored) = stored else { return CertificateStep::Start };
     if !stored.knows_ours {
@@ -149,8 +153,8 @@ pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> Certificat
     CertificateStep::Wait(next)
 }
 
-/// End of validity of a certificate that an authority signs at the time `now`. `ca`: end of the
-/// authority's own validity. All three times count from the Unix epoch.
+/// End of validity of a serving certificate that an authority signs at the time `now`. `ca`: end of
+/// the authority's own validity. All three times count from the Unix epoch.
 pub fn serving_end(now: Duration, ca: Duration) -> Duration {
     (now + SERVING_LIFE).min(ca)
 }
@@ -174,7 +178,8 @@ pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Names for a new serving certificate. `None`: the present certificate is not replaced now.
+/// Names for a new serving certificate that must be signed now. `None`: the stored serving
+/// certificate is not replaced now.
 fn renewal(stored: &CertificateSecret, at: StepInput<'_>) -> Option<BTreeSet<String>> {
     let Some(serving) = stored.serving.as_ref().filter(|serving| serving.fits) else {
         return Some(at.names.clone());

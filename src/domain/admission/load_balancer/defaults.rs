@@ -10,12 +10,14 @@ use api::{
     ANNOTATION_NETWORK, ANNOTATION_PROJECT, LABEL_CLUSTER,
 };
 
-/// Values for unset fields of a health check with a port.
+/// Fields of a health check, and the value that each gets if it is unset. Used only for a check
+/// with a port.
 const HEALTH_DEFAULTS: [(&str, i32); 4] =
     [("successThreshold", 1), ("failureThreshold", 3), ("periodSeconds", 5), ("timeoutSeconds", 3)];
 
 /// Overwrites the annotations for namespace and project with the values of the object's own
-/// namespace. In a guest's LoadBalancer, also sets unset annotations for network and cluster.
+/// namespace. In a guest's LoadBalancer, also sets the annotations for network and cluster, if they
+/// are unset and their values are known.
 pub(super) fn annotations(
     object: &mut Value,
     request: &AdmissionRequest<'_>,

@@ -34,7 +34,8 @@ pub(super) fn give(object: &Value, answer: &mut AdmissionAnswer) {
     selector(spec, answer);
 }
 
-/// Refuses a value that is not among `words`, and names the word that was probably meant.
+/// Refuses the field `field` of the spec if its text is not among `words`. `meant`: function that
+/// returns the remedy for a wrong text.
 fn word(
     spec: &Value,
     field: &str,

@@ -69,8 +69,8 @@ pub enum NamedPool {
     There(CandidatePool),
 }
 
-/// Known facts about other objects. The default contains no facts, and no rule then refuses a
-/// request because of other objects.
+/// Facts about other objects, for the rules of LoadBalancers. The default contains no facts, and no
+/// rule then refuses a request because of other objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbRuleFacts {
     /// Project and network of the LoadBalancer, from objects that the requesting user does not
@@ -107,8 +107,9 @@ pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     })
 }
 
-/// Returns the answer of the mutation stage: the object to store, or refusals. Each refusal names
-/// the remedy. The schema would refuse the same objects later, but without a remedy.
+/// Returns the answer of the mutation stage: the changed object, or refusals, or neither if nothing
+/// changes. Each refusal names the remedy. The schema would refuse the same objects later, but
+/// without a remedy.
 pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let Some(object) = request.object else { return answer };
@@ -185,8 +186,8 @@ fn is_guest(object: &Value) -> bool {
     object.pointer("/spec/workloadType").is_some_and(|type_| type_ == "cluster")
 }
 
-/// Whether the value is null, empty, or a map of such values only. Go clients write such values for
-/// unset fields.
+/// Whether the value is null, empty text, an empty list, or a map with only such values. Go clients
+/// write such values for unset fields.
 fn is_blank(value: &Value) -> bool {
     match value {
         Value::Null => true,

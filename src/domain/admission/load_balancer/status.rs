@@ -13,7 +13,8 @@ use serde_json::{Map, Value};
 use super::{AdmissionAnswer, LbRuleFacts, is_blank, is_guest, shown};
 use api::{DHCP_ADDRESS, READY};
 
-/// Maximum number of differences between two statuses that are reported.
+/// Maximum number of differences between the stored and the sent status for which an answer has
+/// refusals.
 const MOST_REPORTED: usize = 4;
 
 /// Restores fields of the status that the client did not send. A client whose types lack a field
@@ -123,7 +124,8 @@ pub(super) fn strip(new: &mut Value, answer: &mut AdmissionAnswer) {
     }
 }
 
-/// Refuses changes of the status that only the operator may make.
+/// Refuses a change of the status that only the operator may make, and an address that a guest must
+/// not publish. Must not be called for a request of the operator.
 pub(super) fn check(
     new: &Value,
     old: Option<&Value>,
@@ -198,7 +200,8 @@ fn compare<'a>(
     }
 }
 
-/// Checks the address that a guest publishes. `Err`: reason why the guest must not publish it.
+/// Checks the address that a guest publishes. `Ok`: the address has not changed, or the guest may
+/// publish it. `Err`: reason why the guest must not publish it.
 fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), String> {
     let Some(published) = address(new).filter(|published| address(old) != Some(published)) else {
         return Ok(());

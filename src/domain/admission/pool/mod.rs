@@ -33,7 +33,8 @@ use crate::pools::manual_release::{ManualRelease, NoManualRelease};
 use crate::pools::ranges::{self, PoolRanges, RangeError};
 use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
-/// Maximum number of owners that a refusal names. The other owners are only counted.
+/// Maximum number of LoadBalancers that a refusal names as owners of addresses. The other owners
+/// are only counted.
 const NAMED: usize = 3;
 /// Maximum number of conflicts for which an answer has refusals. The same maximum applies to
 /// conflicts for which the answer has warnings.
@@ -53,7 +54,7 @@ pub struct ClaimHolder {
     pub uid: String,
 }
 
-/// Request about a pool. Its answer needs facts from other objects.
+/// Request to create, change or delete a pool, whose answer needs facts from other objects.
 #[derive(Clone, Debug)]
 pub struct PoolQuestion {
     operation: Operation,
@@ -83,18 +84,18 @@ pub enum AnswerOrQuestion {
 /// Facts from other objects that the rules of pools use.
 #[derive(Clone, Debug, Default)]
 pub struct PoolRuleFacts {
-    /// All pools, each with the segment of its network.
+    /// All stored pools, each with the segment of its network.
     pub pools: Vec<(Arc<PoolFacts>, Segment)>,
-    /// Segment of the pool's own network.
+    /// Segment of the network of the pool in the request.
     pub segment: Segment,
-    /// Whether the pool's network exists. `None`: not known.
+    /// Whether the network of the pool in the request exists. `None`: not known.
     pub has_network: Option<bool>,
     /// Claims in [`PoolQuestion::at_stake`] whose LoadBalancer exists.
     pub holders: Vec<ClaimHolder>,
     /// Whether the LoadBalancer of a manual release exists. `None`: not known, or the request has
     /// no manual release.
     pub exists: Option<bool>,
-    /// Namespaces in the scope that do not exist.
+    /// Namespaces that the scope of the pool in the request names, and that do not exist.
     pub missing: Vec<String>,
     /// Addresses and networks that the cluster itself uses.
     pub infrastructure: HeldBack,
@@ -263,7 +264,8 @@ impl PoolQuestion {
         others.map(|(pool, segment)| pool.contender(segment)).collect()
     }
 
-    /// Conflicts that the stored pool already has. Empty if the request changes the pool's network.
+    /// Conflicts with other pools that the stored version of this pool already has. Empty for a new
+    /// pool, or if the request changes the pool's network.
     fn conflicts_before(&self, known: &PoolRuleFacts) -> Vec<PoolConflict> {
         let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
         self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
@@ -307,7 +309,8 @@ fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeErro
     new.find_map(|(index, range)| ranges::reversed(index, range))
 }
 
-/// Whether the conflict is new, or covers more addresses than before the change.
+/// Whether `conflict` is missing in `before`, the conflicts of the stored pool, or covers more
+/// addresses than there.
 fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     !before.iter().any(|old| {
         old.with == conflict.with

@@ -15,12 +15,12 @@ use api::{GROUP, MANAGER};
 pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 /// Name of the CRD whose versions are converted.
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
-/// The version of the CRD that needs conversion.
+/// The version of the CRD that a webhook must convert to v1beta1, and back.
 const OLD_VERSION: &str = "v1alpha1";
 /// Label whose value is the program that registered the webhooks of a configuration. Another
 /// program may have created the configuration.
 pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
-/// Field with the owners of an object.
+/// Field of an object's `metadata` that names the object's owners.
 const OWNERS: &str = "ownerReferences";
 /// Time limit for the answer of one webhook, in seconds. The API server calls two webhooks one
 /// after the other. If the node of the called replica has just lost power, a user waits this long
@@ -73,7 +73,7 @@ pub enum AdmissionEndpoint {
     Url(String),
 }
 
-/// Desired content of the configurations.
+/// Values from which the desired content of each [`WebhookObject`] is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// Namespace in the webhooks' names, which users see in refusals.
@@ -100,8 +100,8 @@ pub struct OwnerRole {
 }
 
 impl Registration {
-    /// Returns the desired content of an object. Returns `None` for a CRD that must not be changed,
-    /// because it needs no conversion. `stored`: the object as it is stored now.
+    /// Returns the desired content of the object `part`. `None`: a CRD that needs no conversion,
+    /// and so must not be changed. `stored`: the object as it is stored now.
     pub fn wanted(&self, part: WebhookObject, stored: Option<&Value>) -> Option<Value> {
         match part {
             WebhookObject::Validating => Some(self.configuration(&self.validating())),

@@ -21,7 +21,8 @@ pub struct Leased {
     pub segment: Segment,
 }
 
-/// Refuses ranges that newly include leased addresses.
+/// Refuses the request if a range newly includes an address that the host cluster leased by DHCP on
+/// the pool's segment. For a global pool, the leases of all segments count.
 pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = &question.pool.ranges else { return };
     let is_global = question.pool.selector.is_global();
