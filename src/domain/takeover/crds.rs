@@ -25,7 +25,8 @@ pub enum CrdForm {
     Expected,
     /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
-    /// Another form that has replaced the operator's form, for example in an upgrade of Harvester.
+    /// A form of another program, which has replaced the operator's form, for example in an upgrade
+    /// of Harvester.
     Replaced,
 }
 

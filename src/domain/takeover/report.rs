@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::steps::{Direction, Leader, SUB_CHART, TakeoverProgram, TakeoverState, TakeoverStep};
 use crate::takeover::forecast::{Effect, Forecast, ForecastFinding};
 
-/// Maximum number of findings with the same effect that are printed. Further findings are only
-/// counted.
+/// Maximum number of findings of a forecast that are printed for each effect. Further findings are
+/// only counted.
 const MOST: usize = 200;
 
 /// Describes one step, as a sentence.

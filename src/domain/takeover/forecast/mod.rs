@@ -15,7 +15,7 @@ use crate::pools::ranges;
 use crate::{Claim, LbFacts};
 use api::{LB_FINALIZER, LoadBalancer};
 
-/// Text about a LoadBalancer that is being deleted.
+/// Text about a LoadBalancer that is being deleted, for a finding and for a preview.
 pub const LEAVING: &str =
     "is being deleted: the operator releases its address and removes its finalizer";
 
@@ -28,7 +28,7 @@ pub struct StoredObjects {
     pub load_balancers: Vec<LoadBalancer>,
     /// Facts of each LoadBalancer that asks for an address from a pool.
     pub facts: Vec<LbFacts>,
-    /// Networks whose addresses no pool gives out.
+    /// Addresses and networks that no pool gives out, because the cluster itself uses them.
     pub held_back: HeldBack,
     /// Objects that cannot be parsed into their type: kind and name of each, and the reason.
     pub unreadable: Vec<(String, String)>,
@@ -81,7 +81,7 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Number of addresses that change or are lost.
+    /// Number of addresses of LoadBalancers that change or are lost when the operator starts.
     pub fn changes(&self) -> usize {
         self.findings.iter().filter(|finding| finding.effect == Effect::Changes).count()
     }

@@ -37,7 +37,7 @@ pub const VM_FINALIZERS: [&str; 2] = [
     "wrangler.cattle.io/harvester-lb-vmi-controller",
 ];
 
-/// A program that a Deployment runs.
+/// A program that a take-over, or the way back, stops or starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeoverProgram {
     /// Harvester's Go controller for load balancers.
@@ -58,7 +58,7 @@ impl fmt::Display for TakeoverProgram {
     }
 }
 
-/// A Deployment, as stored.
+/// Facts about a program's Deployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Deployment {
     /// `namespace/name` of the Deployment.
@@ -110,7 +110,7 @@ impl ManagedChart {
         patch
     }
 
-    /// Whether Fleet starts neither Harvester's Go controller nor its webhook with these values.
+    /// Whether Fleet starts neither the Go controller nor its webhook with `self.values`.
     fn starts_nothing(&self) -> bool {
         self.values["replicaCount"] == 0 && self.values["webhook"]["replicasCount"] == 0
     }
@@ -166,7 +166,7 @@ pub enum WebhookContent {
     OperatorOpen,
 }
 
-/// Observed state from which the next step is decided.
+/// State from which the next step is decided. A field is `None` if its object does not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakeoverState {
     /// The Go controller's Deployment.
@@ -181,7 +181,7 @@ pub struct TakeoverState {
     pub crds: Vec<Crd>,
     /// Holder of the Lease.
     pub leader: Leader,
-    /// Content of the webhook configuration, which names the webhook that the API server calls.
+    /// Content of the validating webhook configuration.
     pub admission: WebhookContent,
     /// Number of VirtualMachines and VirtualMachineInstances with one of [`VM_FINALIZERS`].
     pub finalizers: usize,
@@ -190,7 +190,7 @@ pub struct TakeoverState {
 /// A step of a take-over, or of the way back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TakeoverStep {
-    /// Annotate the CRD, so that Helm keeps it.
+    /// Annotate the CRD of this name, so that Helm keeps it.
     KeepCrd(String),
     /// Set the numbers of replicas in the values of the ManagedChart to 0, and record the former
     /// values.
@@ -205,9 +205,9 @@ pub enum TakeoverStep {
     AwaitLease,
     /// Wait until the operator does not hold the Lease.
     AwaitLeaseFree,
-    /// Replace Harvester's form of the CRD by the operator's form, and record Harvester's form.
+    /// Replace Harvester's form of the CRD of this name by the operator's, and record Harvester's.
     AdoptCrd(String),
-    /// Put back the recorded versions of the CRD, with their schemas and subresources.
+    /// Put back the recorded versions of the CRD of this name, with schemas and subresources.
     RestoreCrd(String),
     /// Remove the finalizers of Harvester's Go controller from this number of objects.
     RemoveFinalizers(usize),
@@ -250,7 +250,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The next step from this state. `None`: no step is left. The error names the obstacle.
+    /// The next step from this state. `None`: no step is left. `Err`: why no step is possible.
     pub fn next(self, state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
         match self {
             Self::TakeOver { crds } => take_over(state, crds),
@@ -258,8 +258,8 @@ impl Direction {
         }
     }
 
-    /// All steps that are left from this state, if each step succeeds. The error names the
-    /// obstacle.
+    /// All steps that are left from this state, if each step succeeds. `Err`: reason why one of
+    /// them is not possible.
     pub fn plan(self, state: &TakeoverState) -> Result<Vec<TakeoverStep>, String> {
         let mut state = state.clone();
         let mut steps = Vec::new();
@@ -363,7 +363,7 @@ impl TakeoverState {
         }
     }
 
-    /// Name of the program's Deployment, `namespace/name`.
+    /// `namespace/name` of the program's Deployment. Empty: there is no such Deployment.
     pub fn name(&self, program: TakeoverProgram) -> &str {
         self.deployment(program).map_or("", |deployment| &deployment.name)
     }
