@@ -32,7 +32,7 @@ const CONNECTIONS: usize = 64;
 /// Rate limit of gathering metrics: 20 times without a pause, then once every 200 ms.
 const GATHERINGS: TokenBucket = TokenBucket::new(20, Duration::from_millis(200));
 
-/// Process that these endpoints report on.
+/// Process whose state `/metrics`, `/healthz` and `/readyz` report.
 pub trait Process: Clone + Send + Sync + 'static {
     /// Metrics of the process. Before it returns, this method updates the metrics that are computed
     /// on each request.

@@ -43,14 +43,15 @@ pub const CONVERSION: &str = "/v1/webhook/conversion";
 /// memory, so all connections together hold at most 24 MiB.
 pub const CONNECTIONS: usize = 768;
 
-/// Deadlines of answers. The API server waits 5 s for a review (`timeoutSeconds`) and 30 s for a
-/// conversion.
+/// Deadline for the answer to a review. The API server waits 5 s for it (`timeoutSeconds`).
 const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
+/// Deadline for the answer to a conversion. The API server waits 30 s for it.
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
-/// Time limits for the arrival of a request's body. For a large body, the time counts from the
-/// start of the request's turn in the queue. A slow sender of a large body can delay the next
-/// sender by this time at most.
+/// Time limit for the arrival of a review's body. For a large body, the time counts from the start
+/// of the request's turn in the queue. A slow sender of a large body can delay the next sender by
+/// this time at most.
 const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
+/// Time limit for the arrival of a conversion's body, counted as [`REVIEW_ARRIVES`] is.
 const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
 /// Largest review in bytes. A review may contain two copies of an object, the new one and the
 /// stored one. The API server limits each copy to 3 MiB.
@@ -63,7 +64,7 @@ const SMALL: usize = 32 << 10;
 
 /// Webhooks, and the data from which they answer.
 pub struct Webhooks {
-    /// Rules of admission, and their views.
+    /// Sources of the facts that the rules of admission need.
     pub admission: RuleSources,
     /// Username of this operator; empty until it is known.
     pub me: tokio::sync::watch::Receiver<String>,
@@ -202,8 +203,8 @@ async fn read_until(
     Ok(false)
 }
 
-/// Runs the work for a large body on another thread. The turn lasts until the work has ended and
-/// its answer is sent, even if the caller no longer waits.
+/// Runs `work` on the large body `sent`, on another thread. The turn lasts until the work has ended
+/// and its answer is sent, even if the caller no longer waits.
 async fn beside(
     sent: CompleteBody,
     work: impl FnOnce(&[u8]) -> Result<Vec<u8>, RequestRefusal> + Send + 'static,
@@ -237,7 +238,7 @@ impl AsRef<[u8]> for LeavingAnswer {
 }
 
 /// Answers with the result of `work`. Answers with an HTTP error if the work refuses the request,
-/// panics, or does not end within `deadline`.
+/// panics, or does not end within `deadline`. `call`: name of the call in logs and metrics.
 async fn within(
     metrics: &Metrics,
     call: &'static str,
@@ -287,10 +288,10 @@ impl RequestRefusal {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    /// Refusal of a request that is late. A stall of this machine may be the cause, so the API
-    /// server should send the request again. The API server repeats a request after 503 with
-    /// `Retry-After` (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after
-    /// 408 or 504.
+    /// Refusal of a request that is late; `what` says what was late. A stall of this machine may be
+    /// the cause, so the API server should send the request again. The API server repeats a request
+    /// after 503 with `Retry-After` (`checkWait` in k8s.io/client-go/rest) until its own deadline,
+    /// but not after 408 or 504.
     fn late(what: &str) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
     }

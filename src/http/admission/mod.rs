@@ -60,7 +60,8 @@ impl RuleSources {
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())
     }
 
-    /// Answers a review of a LoadBalancer.
+    /// Answers a review of a LoadBalancer. `Err`: the pool that the LoadBalancer names could not be
+    /// read.
     pub async fn load_balancer(
         &self,
         stage: AdmissionStage,
@@ -69,7 +70,7 @@ impl RuleSources {
         load_balancers::decide(self, stage, request).await
     }
 
-    /// Answers a review of an IPPool.
+    /// Answers a review of an IPPool. Always `Ok`: a read that fails is no reason for a refusal.
     pub async fn pool(
         &self,
         stage: AdmissionStage,

@@ -23,8 +23,8 @@ use crate::k8s::CallError;
 
 /// Maximum number of LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
-/// Time limit for the reads of LoadBalancers for one request, all together. The same limit applies
-/// to the list of pools, and to the read for a manual release.
+/// Time limit for each of three reads from the API server: the list of pools, the LoadBalancers of
+/// one request together, and the LoadBalancer of a manual release.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(
@@ -66,7 +66,7 @@ async fn known(at: &RuleSources, question: &PoolQuestion) -> PoolRuleFacts {
     }
 }
 
-/// Addresses that the host cluster leases now, according to the DHCPLeases.
+/// Addresses that the host cluster leases now, according to the DHCPLeases in the view.
 fn leased(at: &RuleSources) -> Vec<Leased> {
     let views = &at.views;
     let now = Utc::now().fixed_offset();

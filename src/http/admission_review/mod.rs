@@ -181,7 +181,7 @@ impl ParsedReview {
     }
 }
 
-/// Outcome of a review.
+/// Result of the rules of admission for one review.
 #[derive(Debug)]
 pub enum ReviewOutcome {
     /// The rules gave this answer.
@@ -233,10 +233,10 @@ fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
 }
 
 impl ReviewOutcome {
-    /// Verdict on a conversion, for metrics.
+    /// Verdict that metrics show for a conversion.
     pub const CONVERTED: &'static str = "allowed";
 
-    /// Verdict of the review, for metrics.
+    /// Verdict that metrics show for the review.
     pub fn verdict(&self) -> &'static str {
         match self {
             Self::Unknown(_) => "failed",

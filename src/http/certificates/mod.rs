@@ -67,7 +67,7 @@ struct CertificatePair {
     key: Option<String>,
 }
 
-/// Parsed content of the Secret.
+/// Parsed content of admission's Secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CertificateMaterial {
     ca: CertificatePair,
@@ -363,13 +363,13 @@ fn pair(data: &Data, keys: (&str, &str)) -> Result<Option<CertificatePair>, Cert
     Ok(Some(CertificatePair { key: key.filter(fits), certificate }))
 }
 
-/// Parses the certificates in a text. Omits certificates that cannot be parsed.
+/// Parses the certificates in PEM text. Omits certificates that cannot be parsed.
 fn certificates(pem: &str) -> Vec<ParsedCertificate> {
     let found = CertificateDer::pem_slice_iter(pem.as_bytes()).flatten();
     found.filter_map(|der| parsed(der).ok()).collect()
 }
 
-/// Parses the first certificate in a text.
+/// Parses the first certificate in PEM text. `Err`: there is none, or it cannot be parsed.
 fn certificate(pem: &str) -> Result<ParsedCertificate, CertificateError> {
     let der = CertificateDer::from_pem_slice(pem.as_bytes())
         .map_err(|e| CertificateError::new("certificate", e))?;

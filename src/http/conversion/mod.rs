@@ -108,7 +108,8 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     Ok(answer)
 }
 
-/// Converts all objects, and appends them to the answer, separated by commas.
+/// Converts all objects of the request, and appends them to the answer, separated by commas. `Err`:
+/// reason why an object could not be converted. The objects after it are then not converted.
 fn convert_all(
     request: &ConversionRequest<'_>,
     mut budget: ReviewBudget,
@@ -167,11 +168,11 @@ impl<'de> Visitor<'de> for EachOf<'_> {
 
 /// Numbers of values and maps that may still be parsed.
 struct ReviewBudget {
-    /// Values in the rest of the review.
+    /// Number of values that may still be parsed in the review.
     review: usize,
-    /// Values in the rest of the current object.
+    /// Number of values that may still be parsed in the current object.
     object: usize,
-    /// Maps in the rest of the current object.
+    /// Number of maps that may still be parsed in the current object.
     maps: usize,
 }
 
@@ -202,10 +203,11 @@ impl ReviewBudget {
     }
 }
 
-/// Fields of an object, as unparsed JSON.
+/// Map from the name of each field of an object to the field's unparsed JSON.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// Converts the object in `text`, and appends it to the answer.
+/// Converts the object in `text` to the version `to`, and appends it to the answer. `Err`: reason
+/// why it could not be converted.
 fn convert_one(
     text: &str,
     to: Version,

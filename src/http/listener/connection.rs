@@ -58,7 +58,8 @@ const SENDING: Duration = Duration::from_secs(5);
 /// does not repeat a request that it could not write to an unused connection (`shouldRetryRequest`
 /// in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
-/// Time limit for sending the answer `FAREWELL`.
+/// Time limit for sending the answer `FAREWELL`, if any, and for ending the sending half of the
+/// connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time limit for reading data that the caller sent before it read the last answer of the
 /// connection. A busy machine may stall, but for less time than this limit.
@@ -70,7 +71,7 @@ const LINGER_BYTES: usize = 4 << 20;
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
 
-/// Connection that carries requests.
+/// Accepted connection, after its TLS handshake if there is one.
 pub(super) struct Conversation {
     pub(super) seat: ListenerSeat,
     pub(super) caller: Caller,
@@ -90,7 +91,7 @@ enum ConversationEnd {
 }
 
 impl Conversation {
-    /// Answers requests until the connection ends.
+    /// Answers the requests that arrive on `io`, until the connection ends.
     pub(super) async fn hold<IO>(self, io: IO)
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -249,7 +250,8 @@ struct Answering {
     caller: Caller,
     progress: Arc<RequestProgress>,
     soon: CancellationToken,
-    /// Time after which an answer is the last of the connection.
+    /// Time at which the connection has reached its maximum age. An answer after this time is the
+    /// last of the connection.
     last_from: Instant,
 }
 

@@ -165,7 +165,8 @@ impl ListenerState {
         }
     }
 
-    /// Serves a connection once there is room.
+    /// Waits until there is room for one more connection. Then serves `stream` in a new task of
+    /// `tasks`.
     async fn take_in(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr, tasks: &TaskTracker) {
         self.make_room().await;
         let (seat, gone) = self.seat(peer);

@@ -52,7 +52,7 @@ pub(super) struct Repairs {
 
 impl Registrar {
     /// Writes the configurations that differ from their desired content. Returns the pause until
-    /// the next round.
+    /// the next round. `Err`: the round ended early.
     pub(super) async fn register(&self, state: &mut RegistrarState) -> Result<Duration, RoundStop> {
         if !state.owner_was_asked {
             state.owner = self.find_owner().await?;
@@ -200,7 +200,7 @@ impl Repairs {
         Some(pause.checked_sub(last.elapsed())?).filter(|wait| !wait.is_zero())
     }
 
-    /// Counts a repair. Returns the number of consecutive repairs.
+    /// Counts a repair of the configuration `part`. Returns the number of its consecutive repairs.
     fn count(&mut self, part: WebhookObject) -> u32 {
         let done = self.done.entry(part).or_insert_with(|| (0, Instant::now()));
         if done.1.elapsed() > QUIET {
@@ -224,15 +224,16 @@ pub(super) fn is_trusted(state: &RegistrarState, ca: &TrustedAuthority) -> bool 
     })
 }
 
-/// Whether one of the two webhook configurations calls this operator. Any replica may have written
-/// the configuration.
+/// Whether at least one of the two webhook configurations calls this operator. Any replica may have
+/// registered it.
 pub(super) fn is_registered(state: &RegistrarState) -> bool {
     [WebhookObject::Validating, WebhookObject::Mutating]
         .iter()
         .any(|part| state.parts.get(part).and_then(Option::as_ref).is_some_and(is_ours))
 }
 
-/// Authorities that the operator's configurations trust now, in PEM.
+/// Authorities, in PEM, that the two webhook configurations trust now, as far as they call this
+/// operator. The CRD's conversion is left out.
 pub(super) fn trusted(state: &RegistrarState) -> String {
     let ours =
         [WebhookObject::Validating, WebhookObject::Mutating].into_iter().filter_map(|part| {

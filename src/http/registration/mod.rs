@@ -77,7 +77,8 @@ struct RegistrarState {
     secret_observed: bool,
     secret: Option<VersionedSecret>,
     material: Option<CertificateMaterial>,
-    /// Content to restore if the Secret is deleted.
+    /// Content to restore if the Secret is deleted. `None`: this replica has not served a
+    /// certificate of the Secret yet.
     memory: Option<CertificateMaterial>,
     serving: Option<ServingIdentity>,
     /// Map from a configuration to its content as last read; `None` if the configuration is
@@ -138,8 +139,8 @@ impl Registrar {
         }
     }
 
-    /// Runs rounds until a round changes nothing, `MOST_STEPS` at most. Returns the time until the
-    /// next round is due.
+    /// Runs rounds until a round changes nothing or fails, `MOST_STEPS` at most. Returns the time
+    /// until the next round is due.
     async fn rounds(&self, state: &mut RegistrarState) -> Duration {
         for _ in 0..MOST_STEPS {
             match self.round(state).await {
