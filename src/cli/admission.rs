@@ -109,7 +109,7 @@ impl RunningAdmission {
     }
 }
 
-/// Starts the listener, unless admission is off.
+/// Starts the listener. If admission is off, only empties the operator's webhook configurations.
 pub(super) async fn start(
     args: &AdmissionArgs,
     client: &Client,

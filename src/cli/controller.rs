@@ -110,7 +110,8 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     result
 }
 
-/// Runs one term of leadership after the other.
+/// Runs the controllers while this process holds the Lease, one term after the other. Does not
+/// return, except with an error if the leadership is not updated any more.
 async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
     let mut leading = leadership.subscribe();
     loop {

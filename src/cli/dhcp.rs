@@ -106,7 +106,8 @@ impl NetworkArgs {
     }
 }
 
-/// Parses a network's name and the form of its client identifiers.
+/// Parses an entry of the list of networks: namespace/name, and the form of client identifiers
+/// after `=`. An entry without `=` means the form `duid`.
 fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
     let (name, form) = text.split_once('=').unwrap_or((text, "duid"));
     Ok((network(name)?, form.parse().map_err(|error: NoForm| error.to_string())?))

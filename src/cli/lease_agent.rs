@@ -175,7 +175,9 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// Runs one term of leadership after the other. `spoke`: set to true when the first term begins.
+/// Leases addresses while this agent leads, one term after the other. Does not return, except with
+/// an error if the leadership is not updated any more. `spoke`: set to true when the first term
+/// begins.
 async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {

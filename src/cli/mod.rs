@@ -78,7 +78,7 @@ struct ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// Namespace and name of the Lease.
+    /// Namespace and name in `--lease`. `Err`: the option is not of the form namespace/name.
     fn lease(&self) -> anyhow::Result<(&str, &str)> {
         self.lease
             .split_once('/')

@@ -141,7 +141,7 @@ async fn reads(
     }
 }
 
-/// The API key from standard input.
+/// Reads the API key from standard input, `LONGEST_KEY` bytes at most.
 fn key() -> anyhow::Result<SecretText> {
     let input = std::io::stdin();
     if input.is_terminal() {
@@ -155,7 +155,8 @@ fn key() -> anyhow::Result<SecretText> {
     Ok(key)
 }
 
-/// Report about the key: its user, its expiry, and the cloud credentials that it can see.
+/// Tests the API key. Returns a report: its user, its expiry, and the cloud credentials that it can
+/// read. `Err`: the test has failed.
 async fn tried(
     issuer: &RancherIssuer,
     known: &IssuedTokens,
@@ -176,7 +177,7 @@ async fn shown_authority(url: &str) -> anyhow::Result<String> {
     Ok(read.map_err(|error| refused(format!("--url {url:?}: {error}")))?)
 }
 
-/// Message for the user: the reason why the API key does not work.
+/// Message for the user about `error`, with which the test of the API key has failed.
 async fn why(args: &RancherSecretArgs, error: &RancherError) -> String {
     let url = &args.url;
     match error {

@@ -136,7 +136,7 @@ impl CredentialCommands {
         print(&table)
     }
 
-    /// All credentials that the request covers.
+    /// All credentials of the guests that the request names.
     async fn credentials(
         &self,
         request: &CloudConfigRequest,
@@ -211,8 +211,8 @@ impl CredentialCommands {
         }
     }
 
-    /// Creates the missing objects of the guest's access. Returns all objects of the guest's access
-    /// that exist afterwards.
+    /// Creates the objects that the guest's access lacks, and returns all its objects. With
+    /// `--dry-run`, only prints what it would create, and returns `found`.
     async fn complete(
         &self,
         guest: &GuestCluster,
@@ -398,7 +398,7 @@ impl CredentialCommands {
     }
 }
 
-/// Checks that the server in the cloud config accepts the token as a token of the guest's account.
+/// Tests that the server in the cloud config accepts the token as a token of the guest's account.
 async fn try_out(
     guest: &GuestCluster,
     server: &str,

@@ -14,8 +14,9 @@ use crate::k8s::stored_objects::list;
 /// Number of TokenRotations in one page of a list.
 const PAGE: u32 = 100;
 
-/// Returns the credentials that expire, sorted by their expiry. Objects that the API server does
-/// not let this command read are left out.
+/// Returns the credentials of TokenRotations and Secrets that expire, sorted by their expiry.
+/// Objects that the API server does not let this command read are left out. `namespaces`: map from
+/// a namespace to the Secrets to read there; an empty set stands for all.
 pub(super) async fn read(
     client: &Client,
     namespaces: &BTreeMap<String, BTreeSet<String>>,
@@ -36,7 +37,7 @@ pub(super) async fn read(
 }
 
 /// Returns `answer`, or an empty list in two cases: the API server refuses the read, or the object
-/// or its kind does not exist.
+/// or its kind does not exist. `Err`: another failure.
 fn if_readable<T>(answer: Result<Vec<T>, CallError>) -> Result<Vec<T>, CallError> {
     match answer {
         Err(CallError::NotFound(_)) => Ok(Vec::new()),

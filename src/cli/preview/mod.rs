@@ -30,7 +30,7 @@ use crate::k8s::stored_objects::{self, ReadResult};
 use crate::k8s::takeover::TakeoverClient;
 use crate::metrics::Metrics;
 
-/// Longest time to establish a connection.
+/// Longest time to establish a connection to the API server.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Options of `preview`.

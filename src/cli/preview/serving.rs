@@ -45,7 +45,7 @@ struct PreviewTarget<'a> {
     lb: LbIdentity<'a>,
     /// `namespace/name` of the LoadBalancer.
     key: &'a str,
-    /// Stored Service with the LoadBalancer's name.
+    /// Stored Service with the LoadBalancer's name, of any owner. `None`: there is none.
     stored: Option<StoredService>,
 }
 
@@ -104,8 +104,8 @@ pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<PlannedWrite> {
         .collect()
 }
 
-/// Stored Service `namespace`/`name`. The view has only Services with the operator's label. Any
-/// other Service is read from the API server.
+/// Stored Service `namespace`/`name`. `Ok(None)`: there is none. The view has only Services with
+/// the operator's label. Any other Service is read from the API server.
 async fn stored(
     views: &Views,
     client: &Client,

@@ -19,7 +19,7 @@ use crate::k8s::takeover::{Place, TakeoverClient};
 use crate::k8s::{client, stored_objects};
 use crate::metrics::Metrics;
 
-/// Longest time to establish a connection.
+/// Longest time to establish a connection to the API server.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between two reads of the state while a step waits.
 const LOOK: Duration = Duration::from_millis(500);
