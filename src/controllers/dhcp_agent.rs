@@ -37,19 +37,19 @@ const EVERY: Duration = Duration::from_secs(1);
 /// read of the ClusterRole that owns the Deployments.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// Settings for the agents' Deployments.
+/// Settings for the Deployments of the DHCP agents.
 #[derive(Clone, Debug)]
 pub struct AgentOptions {
     /// Namespace of the Deployments: the operator's own.
     pub namespace: String,
-    /// Template of all agents' Deployments.
+    /// Deployment from which the Deployment of each agent is made.
     pub template: Value,
     /// Name of the ClusterRole that owns the Deployments. `None`: they have no owner.
     pub owner: Option<String>,
 }
 
-/// Makes, corrects and removes the agents' Deployments until the future is dropped. Does nothing if
-/// the operator has no [`AgentOptions`].
+/// Makes, corrects and removes the Deployments of the DHCP agents, until the future is dropped.
+/// Does nothing if the operator has no [`AgentOptions`].
 pub(super) async fn run(ctx: Context) {
     let Some(agents) = ctx.agents.clone() else { return std::future::pending().await };
     let reconciler = DeploymentReconciler { ctx, agents: &agents, seen: Mutex::default() };
@@ -185,8 +185,8 @@ impl DeploymentReconciler<'_> {
         }
     }
 
-    /// Options in the stored Deployment of the agent of `network`. `None`: the operator has no
-    /// Deployment for this agent.
+    /// Command-line options of the DHCP agent of `network`, from its stored Deployment. `None`: the
+    /// operator has no Deployment for this agent.
     fn options(&self, network: &str) -> Option<Vec<String>> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }

@@ -25,11 +25,11 @@ use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer;
 use crate::k8s::views::Views;
 
-/// Delay before a record is reconciled again after its first failed reconcile. Each further failure
-/// in a row doubles the delay.
+/// Delay before a DHCPLease is reconciled again after its first failed reconcile. Each further
+/// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Interval between two checks of the agents. An agent that stops causes no event, so only a check
-/// can notice it.
+/// Interval between two checks whether the DHCP agents are active. An agent that stops causes no
+/// event, so only a check can notice it.
 const AGENTS_EVERY: Duration = Duration::from_secs(1);
 
 /// Handle that enqueues DHCPLeases to be reconciled.
@@ -39,7 +39,8 @@ pub(super) struct RecordQueue {
 }
 
 impl RecordQueue {
-    /// Enqueues the record of the LoadBalancer `namespace/name`, if there is a record.
+    /// Enqueues the DHCPLease of the LoadBalancer `namespace/name`. Does nothing if the
+    /// LoadBalancer has no DHCPLease.
     pub(super) fn enqueue(&self, name: &str, namespace: Option<&str>) {
         let record = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.views.records.get(&record).is_some() {
@@ -122,7 +123,8 @@ fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Reten
     )
 }
 
-/// Reads the LoadBalancer of the record from the API server. `None`: it does not exist.
+/// Reads from the API server the LoadBalancer with the name of the DHCPLease `record`. `None`:
+/// there is no such LoadBalancer.
 async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
     let namespace = record.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.client.clone(), &namespace);
@@ -183,8 +185,8 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, context: Arc<DhcpLeaseContex
     again
 }
 
-/// Last observed state of a network: whether it has an active agent, and its number of overdue
-/// leases.
+/// Last observed state of a network: whether its DHCP agent is active, and how many of its leases
+/// have less than an eighth of their time left.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct NetworkState {
     serves: bool,

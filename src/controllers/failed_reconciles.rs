@@ -42,7 +42,8 @@ impl<N: Eq + Hash> FailedReconciles<N> {
         self.delay(name)
     }
 
-    /// Forgets the failures of an object, because it was reconciled or is gone.
+    /// Sets the number of failures of the object `name` to zero, because the object was reconciled
+    /// or is gone.
     pub(super) fn forget(&self, name: &N) {
         lock(&self.failures).remove(name);
     }
@@ -77,7 +78,7 @@ impl<K: Resource<DynamicType = ()>> FailedReconciles<ObjectRef<K>> {
         (failures, Action::requeue(delay))
     }
 
-    /// Forgets the failures of an object that the controller did not find in its store.
+    /// Forgets the failures of the object `name`, which the controller did not find in its store.
     pub(super) fn forget_missing(&self, name: &ObjectRef<DynamicObject>) {
         self.forget(
             &ObjectRef::new(&name.name).within(name.namespace.as_deref().unwrap_or_default()),

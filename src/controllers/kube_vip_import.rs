@@ -28,8 +28,8 @@ use crate::k8s::calls::ApiCalls as _;
 /// created in this time, the former owners of its addresses are recorded before the first
 /// allocation.
 const FIRST_RUN: Duration = Duration::from_secs(10);
-/// Pause after the first failed import (field 0), and longest pause (field 1). The pause doubles
-/// after each further failure.
+/// Pause after the first failed import from kube-vip (field 0), and longest pause (field 1). The
+/// pause doubles after each further failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
 /// Runs the import for the first time in a term. Returns `false` if the import must be repeated.

@@ -40,7 +40,7 @@ use crate::prober::Prober;
 /// Shared context of the controllers. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
-    /// Client for consistent reads.
+    /// Client for consistent reads from the API server.
     pub client: Client,
     /// Views of the cluster.
     pub views: Views,
@@ -56,11 +56,12 @@ pub struct Context {
     pub replica: Arc<second_opinion::Replica>,
     /// Start of this replica's present term of leadership.
     pub began: Instant,
-    /// Whether the operator's form of a CRD is put back after another form has replaced it.
+    /// Whether the option `--repair-crds` is set: if another form has replaced the operator's form
+    /// of a CRD, the operator puts its own form back.
     pub repair_crds: bool,
     /// Settings for the Deployments of DHCP agents. `None`: the operator makes no such Deployment.
     pub agents: Option<Arc<dhcp_agent::AgentOptions>>,
-    /// Reader and writer of credentials.
+    /// Reader of TokenRotations, and of the Secrets and ServiceAccounts with credentials.
     pub credentials: CredentialReader,
     /// Namespaces in which credentials may be read and written. The value is the set of the
     /// Secrets' names that are allowed in the namespace. An empty set allows all Secrets of the

@@ -58,7 +58,8 @@ impl Replica {
     }
 }
 
-/// Asks the other replicas whenever the prober doubts failures. Runs for one term of leadership.
+/// Asks the other replicas for a second opinion whenever the prober doubts failures. Runs for one
+/// term of leadership.
 pub(super) async fn ask(ctx: Context, prober: Prober) {
     let held = prober.held();
     ctx.metrics.probes.doubt(0, false);
@@ -68,8 +69,8 @@ pub(super) async fn ask(ctx: Context, prober: Prober) {
     }
 }
 
-/// Questions of one term. The drop removes the present question from the Lease, and resets the
-/// metric.
+/// State of the questions of one term. The drop removes the present question from the Lease, and
+/// sets the metric of doubted backends to 0.
 struct OpinionTerm {
     ctx: Context,
     prober: Prober,
@@ -166,7 +167,8 @@ fn event(opinion: &Opinion) -> &'static str {
     }
 }
 
-/// Answers the questions of a leader, until dropped.
+/// Probes the targets that a leader's questions name, and writes the answers to the Lease, until
+/// dropped.
 pub async fn answer(replica: Arc<Replica>, views: Views) {
     let mut notes = replica.leadership.notes();
     while notes.changed().await.is_ok() {

@@ -27,7 +27,7 @@ const STORED: &str = "v1beta1";
 /// Number of objects per call of a list. The API server may have to convert all of them within the
 /// call's deadline.
 const PAGE: u32 = 200;
-/// Pause between two writes.
+/// Pause between the rewrites of two LoadBalancers.
 const PACE: Duration = Duration::from_millis(10);
 /// Time after which every API server has applied a change of the CRD. An API server itself waits
 /// 5 s for the others before it establishes a CRD (apiextensions-apiserver,
@@ -37,7 +37,7 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// pause doubles after each further attempt.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
-/// Outcome of one attempt to migrate all objects.
+/// Outcome of one attempt to rewrite all LoadBalancers in the current storage version.
 enum StorageOutcome {
     /// Nothing is left to do in this term: each object is stored in the CRD's storage version, or
     /// the CRD does not exist, or the API server refuses to show it.
@@ -46,7 +46,8 @@ enum StorageOutcome {
     Waits(String),
 }
 
-/// Migrates until nothing is left to do, then waits to be dropped.
+/// Repeats the migration to the current storage version until nothing is left to do, then waits to
+/// be dropped.
 pub(super) async fn run(ctx: Context) {
     let mut logged = String::new();
     for failures in 0.. {

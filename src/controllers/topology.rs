@@ -12,7 +12,7 @@ use super::Context;
 use crate::domain::vm_backends::topology;
 use crate::k8s::CallError;
 
-/// Pause between two writes.
+/// Pause between the writes of two VMs.
 const PACE: Duration = Duration::from_millis(10);
 /// Pause before a failed write is tried again. A refused write is not tried again.
 const RETRY: Duration = Duration::from_secs(1);

@@ -21,7 +21,7 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{ApiWriter, differs};
 
-/// Base of the delay before a batch is decided again, because a pool was not written: the write
+/// Base of the delay before requests are decided again, because a pool was not written: the write
 /// failed or met a conflict. Each such write of the same pool doubles the delay, up to
 /// [`BATCH_RETRY`]. For a pool whose writes have failed [`PATIENCE`] times, the base is ten times
 /// as long, and the limit is [`LAST_RETRY`].
@@ -29,13 +29,13 @@ const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// Longest delay before a pool whose writes have failed [`PATIENCE`] times or more is written
 /// again.
 const LAST_RETRY: Duration = Duration::from_secs(5);
-/// Longest delay before a batch in which a pool was not written is decided again.
+/// Longest delay before a batch of requests is decided again, because a pool was not written.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Number of consecutive failed writes of a pool after which a batch no longer waits for that pool.
-/// A conflict does not count as a failed write, because it means that another client's write was
-/// accepted.
+/// Number of consecutive failed writes of a pool after which a batch of requests no longer waits
+/// for that pool. A conflict does not count as a failed write, because it means that another
+/// client's write was accepted.
 const PATIENCE: u32 = 3;
-/// Consecutive conflicts of one pool after which an Event reports them.
+/// Number of consecutive conflicts of one pool's writes after which an Event reports them.
 const CONTENDED: u32 = 5;
 
 /// Outcome of [`LedgerTask::commit`].
@@ -43,12 +43,12 @@ const CONTENDED: u32 = 5;
 pub(super) enum CommitOutcome {
     /// A pool was not written and was read again, so the batch must be decided again.
     Replay,
-    /// Every pool was written, except those in `failed`.
+    /// Every changed pool was written, except the pools named in `failed`.
     Done { failed: BTreeSet<String> },
 }
 
-/// Conflicts and failures of a pool's writes since its last accepted write, and the time of the
-/// next try.
+/// Numbers of conflicts and of failures of one pool's writes since the last accepted write, and the
+/// time before which the pool is not written again. `None` as the time: no delay.
 #[derive(Default)]
 pub(super) struct PoolTrouble {
     conflicts: u32,
@@ -132,8 +132,8 @@ impl LedgerTask {
         Ok(CommitOutcome::Replay)
     }
 
-    /// Counts a failed write of a pool, or a conflict. Returns whether the write of the pool is
-    /// tried again in the same batch.
+    /// Counts the failed write, or the write conflict, of the pool `name`. Returns whether the same
+    /// batch of requests tries the write again. `false`: the write is tried after a longer delay.
     fn count_failed_write(&mut self, name: &str, error: &CallError) -> bool {
         let trouble = self.trouble.entry(name.to_owned()).or_default();
         if matches!(error, CallError::Conflict(_) | CallError::NotFound(_)) {
@@ -169,7 +169,7 @@ impl LedgerTask {
         false
     }
 
-    /// Enqueues the pool `name` after `delay`, to be read again.
+    /// Makes the ledger task read the pool `name` again after `delay`.
     pub(super) fn reread_later(&self, name: &str, delay: Duration) {
         let (handle, name) = (self.handle.clone(), name.to_owned());
         tokio::spawn(async move {
@@ -180,7 +180,8 @@ impl LedgerTask {
 }
 
 /// Writes that bring the stored pool to the state in the allocator. `None`: the stored pool has
-/// that state.
+/// that state. `plain`: whether the API server has Harvester's schema, so that fields that only the
+/// operator's schema has are not compared.
 fn job(
     name: String,
     pool: &AllocatorPool,

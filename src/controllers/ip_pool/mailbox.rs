@@ -55,10 +55,11 @@ pub(super) struct RequestBatch {
     /// released.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
-    /// Whether a network has moved to another segment or is gone, or reserved addresses have
-    /// changed.
+    /// Whether the allocator must read the networks and the reserved addresses again: a network has
+    /// moved to another segment or is gone, or an object that reserves addresses has changed.
     pub(super) networks: bool,
-    /// Whether the conditions of all pools may have changed.
+    /// Whether the conditions of all pools must be decided again, because it has become known
+    /// whether another form has replaced the operator's form of IPPool's CRD.
     pub(super) conditions: bool,
     /// Claims of LoadBalancers that the API server no longer has.
     pub(super) orphans: Vec<OrphanClaim>,
@@ -70,8 +71,8 @@ impl RequestBatch {
         self.claims.len() + self.releases.len() + self.pools.len()
     }
 
-    /// Whether this batch may give an address to a LoadBalancer that was no waiter before. Releases
-    /// and orphans alone cannot do that.
+    /// Whether this batch may give an address to a LoadBalancer that was no waiter before. `false`:
+    /// the batch contains only releases and orphans, which can serve only waiters.
     pub(super) fn may_give_an_address(&self) -> bool {
         !self.claims.is_empty() || !self.pools.is_empty() || self.networks || self.conditions
     }
@@ -156,8 +157,8 @@ impl LedgerHandle {
         let _ = self.send(LedgerMessage::NetworksChanged);
     }
 
-    /// Enqueues an update of every pool's conditions. `is`: whether another form of the CRD has
-    /// replaced the operator's form.
+    /// Enqueues an update of every pool's conditions. `is`: whether another form has replaced the
+    /// operator's form of IPPool's CRD.
     pub fn crd_replaced(&self, is: bool) {
         let _ = self.send(LedgerMessage::CrdReplaced(is));
     }

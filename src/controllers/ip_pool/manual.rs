@@ -13,11 +13,11 @@ use crate::domain::pools::manual_release::ManualRelease;
 use crate::domain::pools::status::manual_release_refused;
 use crate::k8s::calls::ApiCalls as _;
 
-/// Reason of a refusal while it is unknown whether the LoadBalancer exists, because the API server
-/// did not answer. The operator repeats the question.
+/// Reason of the refusal of a manual release, while it is unknown whether the LoadBalancer exists,
+/// because the API server did not answer. The operator asks the API server again.
 const UNKNOWN: &str = "Unknown";
 
-/// Reason of a refusal because the LoadBalancer exists.
+/// Reason of the refusal of a manual release, because the LoadBalancer exists.
 const STILL_IN_USE: &str = "StillInUse";
 
 impl LedgerTask {
@@ -47,8 +47,8 @@ impl LedgerTask {
         self.allocator.touch(pool);
     }
 
-    /// Removes each refusal with the reason [`STILL_IN_USE`] if the LoadBalancer has released the
-    /// address after the refusal.
+    /// Removes from each pool the refusal of a manual release with the reason [`STILL_IN_USE`], if
+    /// the LoadBalancer has released the address after the refusal.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
@@ -63,8 +63,8 @@ impl LedgerTask {
         }
     }
 
-    /// Releases the address that the annotation names. Returns the refusal as a condition. `None`:
-    /// the address was released, or there was nothing to release.
+    /// Releases the address that `text`, the value of the pool's annotation, names. Returns the
+    /// refusal as a condition. `None`: the address was released, or was free already.
     async fn release_manually(&mut self, pool: &str, text: &str) -> Option<Condition> {
         let refuse = |reason, message| Some(manual_release_refused(reason, message));
         let asked = match ManualRelease::parse(text) {

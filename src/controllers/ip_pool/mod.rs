@@ -49,18 +49,20 @@ pub struct LedgerTask {
     /// Handle with which the task sends messages to itself.
     handle: LedgerHandle,
     pace: WritePace,
-    /// Number of bytes of ledgers written since the last report to `pace`.
+    /// Number of bytes of ledgers written since `pace` last got this number. `pace` derives from it
+    /// when the next write may begin.
     bytes_written: usize,
     started: Instant,
     /// Names of the pools that have series in the metrics. By these names, the series of a deleted
     /// pool are found and removed.
     measured: BTreeSet<String>,
-    /// Whether another form of the CRD has replaced the operator's. `None`: not checked yet.
+    /// Whether another form has replaced the operator's form of IPPool's CRD. `None`: not checked
+    /// yet.
     crd_is_replaced: Option<bool>,
     /// Task that looks up, at the API server, the LoadBalancers of claims that may be orphans.
     sweeper: Option<AbortOnDropHandle<()>>,
-    /// Leaked claims that pools keep, by pool, as the last sweep found them. Log and Events report
-    /// a pool only if its kept claims differ from these.
+    /// Leaked claims that pools keep because of their annotation, by pool, as the last sweep found
+    /// them. Log and Events report a pool only if its kept claims differ from these.
     kept: BTreeMap<String, BTreeSet<Claim>>,
 }
 

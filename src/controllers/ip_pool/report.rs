@@ -77,8 +77,9 @@ impl LedgerTask {
         }
     }
 
-    /// Reports the leaked claims that pools keep, by a log line and an Event for each pool. A pool
-    /// is reported only if its kept claims have changed since the last sweep.
+    /// Reports the leaked claims that pools keep because of their annotation, by a log line and an
+    /// Event for each pool. A pool is reported only if its kept claims have changed since the last
+    /// sweep.
     pub(super) fn report_kept(&mut self, orphans: Vec<(Claim, Owner)>) {
         let mut by_pool: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
         for orphan in orphans {

@@ -15,10 +15,10 @@ use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::{self, TrimmedLb};
 
-/// Time after which no further attempt to record the addresses is made. The first attempts may
-/// fail, because an API server refuses calls at its start until it has read the roles.
+/// Time after which no further attempt is made to record the published addresses. The first
+/// attempts may fail, because an API server refuses calls at its start until it has read the roles.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause between two attempts.
+/// Pause between two attempts to record the published addresses.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Value of the annotation that makes a pool keep claims without a LoadBalancer.
 const WHY: &str = "etcd was restored from a backup";

@@ -19,9 +19,11 @@ pub(super) struct StoredPool {
     pub(super) deleting: bool,
     pub(super) finalizers: Vec<String>,
     pub(super) status: Arc<IPPoolStatus>,
-    /// Text of the annotation that asks for a manual release.
+    /// Value of the annotation that requests a manual release. `None`: the pool has no such
+    /// annotation.
     pub(super) manual: Option<String>,
-    /// Condition with the reason why the manual release was refused.
+    /// Condition with the reason why the manual release was refused. `None`: no release was
+    /// refused.
     pub(super) notice: Option<Condition>,
     /// Whether the pool keeps its leaked claims, because it has the annotation
     /// [`ANNOTATION_KEEP_ORPHANS`].

@@ -28,12 +28,12 @@ const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
 /// LoadBalancer.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
-/// Time for which [`LbContext::made`] contains a created record. The view shows the record before
-/// this time has passed.
+/// Time for which [`LbContext::made`] contains a DHCPLease after its creation. The view shows the
+/// DHCPLease before this time has passed.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum number of attempts at one decision, if the record changes during each attempt. The
-/// attempts are made here, not by the reconcile, because the reconcile reads the LoadBalancer
-/// again, not the record.
+/// Maximum number of attempts to decide and make one change of a DHCPLease, if another client
+/// changes the DHCPLease during each attempt. The attempts are made here, not by the reconcile,
+/// because the reconcile reads the LoadBalancer again, not its DHCPLease.
 const REPETITIONS: usize = 5;
 
 /// Leases the LoadBalancer's address on the host: creates or keeps its DHCPLease.
@@ -91,7 +91,8 @@ pub(super) async fn allocate(
     Err(CallError::Conflict(ApiCall::new(attempts)).into())
 }
 
-/// Decides the next step from the views and from `record`, the LoadBalancer's DHCPLease.
+/// Decides the next step of the LoadBalancer's lease, from the views and from `record`, the
+/// LoadBalancer's DHCPLease.
 fn decide(
     lb: &LoadBalancer,
     network: &str,
@@ -114,8 +115,9 @@ fn decide(
     })
 }
 
-/// Reason why the API server refuses a record. `None`: the record has changed, so it must be read
-/// again. `Err`: a retry may succeed. `creating`: whether the failed write was the creation.
+/// Reason why the API server refused to create or change a DHCPLease. `None`: the DHCPLease has
+/// changed, so it must be read again. `Err`: a retry may succeed. `creating`: whether the failed
+/// write was the creation.
 fn refusal(error: CallError, creating: bool) -> Result<Option<NoLease>, CallError> {
     match error {
         CallError::NotFound(_) if creating => Ok(Some(NoLease::Refused(
@@ -129,11 +131,12 @@ fn refusal(error: CallError, creating: bool) -> Result<Option<NoLease>, CallErro
     }
 }
 
-/// Creates a record, if a DHCP server can distinguish its client from the clients of all other
-/// records. Outer `Err`: the server cannot distinguish two of these clients, or an annotation of
-/// the LoadBalancer is not valid. Inner `Err`: the record could not be created. The client goes
-/// into `made` under a lock, before its record is created. So of two creations at the same time,
-/// the second is checked against the first.
+/// Creates the LoadBalancer's DHCPLease, if a DHCP server can distinguish its client from the
+/// clients of all other DHCPLeases. Outer `Err`: another DHCPLease has the same client, or an
+/// annotation of the LoadBalancer is not valid. Inner `Err`: the DHCPLease could not be created.
+///
+/// The DHCPLease is added to [`LbContext::made`], under a lock, before it is created. So of two
+/// creations at the same time, the second is checked against the first.
 async fn create(
     lb: &LoadBalancer,
     cluster: &str,
@@ -161,7 +164,7 @@ async fn create(
     Ok(Box::pin(ctx.shared.writer.create_record(&new)).await)
 }
 
-/// Reads the record of the LoadBalancer from the API server. `None`: it does not exist.
+/// Reads the LoadBalancer's DHCPLease from the API server. `None`: it does not exist.
 async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
@@ -190,8 +193,9 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     left.ok().map(|left| left + Duration::from_millis(10))
 }
 
-/// Time until a reconcile checks whether the obstacle to a leased address is gone. `None`: there is
-/// no obstacle, or an event reports that the obstacle is gone.
+/// Time until the LoadBalancer is reconciled again, because `outcome` names an obstacle to its
+/// leased address, and no event reports the end of this obstacle. `None`: there is no obstacle, or
+/// an event reports its end.
 pub(super) fn again(outcome: &AddressOutcome) -> Option<Duration> {
     match outcome {
         AddressOutcome::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
@@ -205,8 +209,9 @@ fn early(ctx: &LbContext) -> Duration {
     AGENTS_RETURN.saturating_sub(ctx.shared.began.elapsed())
 }
 
-/// Reports the result of a lease after the status was written. `lease`: the published address, or
-/// the reason why there is none. `before`: the address in the status before this write.
+/// Reports the change of a leased address after the LoadBalancer's status was written. `lease`: the
+/// published address, or the reason why there is none. `before`: the address in the status before
+/// this write.
 pub(super) fn published(
     lb: &LoadBalancer,
     lease: Result<&LeasedAddress, &NoLease>,

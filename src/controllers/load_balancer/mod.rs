@@ -44,18 +44,19 @@ use crate::turns::{CallerTurn, Turns};
 /// with thousands of such writes. The number is small, so that they do not delay a LoadBalancer
 /// that waits for its address.
 const WRITES_AT_ONCE: usize = 8;
-/// Maximum number of further concurrent writes. They are reserved for LoadBalancers without an
-/// address and for deleted LoadBalancers, because a guest waits for these writes. Each write uses a
-/// connection of its own, and more connections do not make an API server faster.
+/// Maximum number of concurrent writes in addition to [`WRITES_AT_ONCE`]. They are reserved for
+/// LoadBalancers without an address and for deleted LoadBalancers, because a guest waits for these
+/// writes. Each write uses a connection of its own, and more connections do not make an API server
+/// faster.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
-/// Maximum number of large LoadBalancers ([`LbTrimming::large`]) that are served and published at the
-/// same time. More of them at a time gain nothing, because each takes as much longer. But an API
-/// server without a free core then delivers the events of all LoadBalancers late.
+/// Maximum number of large LoadBalancers ([`LbTrimming::large`]) that are served and published at
+/// the same time. A greater number would not finish them earlier, but would leave the API server no
+/// free core. The API server would then deliver the events of all LoadBalancers late.
 const LARGE_AT_ONCE: usize = 2;
-/// Maximum number of objects that are held whole in memory at the same time. An object is held
-/// whole if a view has only a part of it. The object's size is at most 1.5 MiB, the limit of etcd.
+/// Maximum number of LoadBalancers that are held whole in memory at the same time. A LoadBalancer
+/// is held whole if a view has only a part of it. Its size is at most 1.5 MiB, the limit of etcd.
 const WHOLE_AT_ONCE: usize = 8;
-/// Maximum number of passes of one reconcile, if the object changes during each pass.
+/// Maximum number of passes of one reconcile, if the LoadBalancer changes during each pass.
 const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
@@ -165,7 +166,7 @@ struct ObservedLb {
     /// Whether `lb` lacks some finalizers or conditions. A write of either list must contain all
     /// entries.
     partial: bool,
-    /// Whether the stored object was large when a view last observed it.
+    /// Whether the stored object was large ([`LbTrimming::large`]) when a view last observed it.
     large: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
@@ -178,8 +179,8 @@ struct ObservedLb {
 enum Allocation {
     /// The address, or the reason why there is none.
     Done(AddressOutcome),
-    /// Write this patch of annotations to the LoadBalancer first, so that the lease of kube-vip is
-    /// taken over. The event of the write triggers the next reconcile.
+    /// Patch of annotations that must be written to the LoadBalancer first, so that the lease of
+    /// kube-vip is taken over. The event of the write triggers the next reconcile.
     Adopt(Value),
     /// A required object was not observed yet. The event of that object triggers the next
     /// reconcile.
@@ -189,7 +190,8 @@ enum Allocation {
 /// Address of a LoadBalancer, and the state of its Service.
 struct ServingOutcome {
     outcome: AddressOutcome,
-    /// State of the Service of a vm load balancer.
+    /// State of the Service of a vm load balancer. `None`: the LoadBalancer is a guest load
+    /// balancer, or may not have a Service yet.
     report: Option<ServingStatus>,
     /// Time until the Service must be read again. `None`: an event will report each change of the
     /// Service.

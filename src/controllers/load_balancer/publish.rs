@@ -40,7 +40,7 @@ pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(
     write(observed, &patch, ctx).await.map_err(unless_outdated)
 }
 
-/// Writes annotations of the LoadBalancer.
+/// Writes `patch`, a patch of annotations, to the LoadBalancer.
 pub(super) async fn annotate(
     observed: &ObservedLb,
     patch: &Value,

@@ -76,8 +76,8 @@ impl RotationRun<'_> {
         Ok(())
     }
 
-    /// Creates a child. Returns the reason if the child cannot be created. `None`: the child was
-    /// created, or exists.
+    /// Creates `child` in `namespace`. Returns the reason if the child cannot be created. `None`:
+    /// the child was created, or exists.
     async fn create_child(
         &self,
         namespace: &str,

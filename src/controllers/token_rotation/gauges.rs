@@ -20,7 +20,7 @@ const UPDATE_INTERVAL: Duration = Duration::from_secs(5);
 /// Values of one gauge, by the values of its labels.
 type Rows = BTreeMap<Vec<String>, i64>;
 
-/// Values of all gauges.
+/// Values of all gauges of TokenRotations.
 #[derive(Default)]
 struct GaugeValues {
     ends: Rows,
@@ -32,7 +32,7 @@ struct GaugeValues {
     reasons: Rows,
 }
 
-/// Updates the gauges until dropped.
+/// Sets the gauges of TokenRotations every [`UPDATE_INTERVAL`], until dropped.
 pub(super) async fn report(context: &RotationContext) {
     // Dropped at the end of the term, which removes the series.
     let _series = RotationSeries(&context.ctx);

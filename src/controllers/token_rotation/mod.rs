@@ -54,13 +54,13 @@ use crate::k8s::store::{self, StoreWriter};
 use crate::locks::lock;
 use issuer::CredentialIssuer;
 
-/// Maximum number of concurrent reconciles.
+/// Maximum number of concurrent reconciles of TokenRotations.
 const MOST_CONCURRENT: u16 = 4;
 /// Shortest time between the moments at which two rotations begin to replace their credential. So
 /// 2,000 rotations that are due at once begin within a quarter of an hour. A replacement that an
 /// annotation requests begins at once.
 const TURN_INTERVAL: Duration = Duration::from_millis(400);
-/// Deadline of one reconcile.
+/// Deadline of one reconcile of a TokenRotation.
 const RECONCILE_DEADLINE: Duration = Duration::from_mins(2);
 /// Pause before a TokenRotation is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the pause.
@@ -71,8 +71,8 @@ const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 type Name = ObjectRef<TokenRotation>;
 
-/// New credential that is not published yet. `text` is wiped from memory when it is dropped.
-/// `text: None`: the credential has a name, but is not made yet.
+/// New credential that is not published yet. `text`: the credential itself, which is wiped from
+/// memory when it is dropped. `None` as `text`: the credential has a name, but is not made yet.
 #[derive(Clone, Default)]
 struct UnpublishedToken {
     credential: UnpublishedCredential,
@@ -86,7 +86,8 @@ struct RotationContext {
     queue: UnboundedSender<Name>,
     /// Unpublished credential of each rotation, by the rotation's UID.
     unpublished: Mutex<HashMap<String, UnpublishedToken>>,
-    /// Known state of all cloud credentials, by the UID of the rotation whose target is all of them.
+    /// Known state of all cloud credentials, by the UID of the rotation whose target is all of
+    /// them.
     inventories: Mutex<HashMap<String, CredentialInventory>>,
     /// TokenRotations whose next reconcile must not be skipped, for example because one of their
     /// Secrets has changed.

@@ -70,7 +70,7 @@ fn barred(why: String) -> ReadFault {
     UnknownTarget::barred(why).into()
 }
 
-/// Fault because a Secret could not be read. `field`: field of the spec that names the Secret.
+/// Fault for the failed read of a Secret. `field`: field of the spec that names the Secret.
 fn refused(field: &str, error: CallError) -> ReadFault {
     match error.refusal() {
         Some(why) => barred(format!("{field}: {why}")),
@@ -139,8 +139,9 @@ pub(super) async fn open(
     Ok(RancherSession { issuer, issued, view: None, key, url, unread: 0, listed: Vec::new() })
 }
 
-/// Reason why tokens of the API key's user must not be put into a cloud credential. `None`: the
-/// cloud credential may get these tokens.
+/// Reason why tokens of `user`, the API key's user, must not be put into the cloud credential
+/// `credential`: another user owns it, and the spec does not allow that. `None`: the cloud
+/// credential may get these tokens.
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,
@@ -161,7 +162,7 @@ fn watched_before(rotation: &TokenRotation) -> &[WatchedCredential] {
     rotation.status.as_ref().map_or(&[], |status| &status.watched)
 }
 
-/// Cluster that the spec names as the token's scope.
+/// Cluster to which the spec limits the token of a Rancher. `None`: the spec names no cluster.
 pub(super) fn wanted_cluster(rotation: &TokenRotation) -> Option<&str> {
     rotation.spec.source.as_ref()?.rancher_token.as_ref()?.cluster.as_deref()
 }

@@ -13,9 +13,9 @@ use crate::domain::credentials::rotation::{MintedCredential, status};
 use crate::domain::credentials::secret_text::SecretText;
 use crate::rancher::{TokenFault, TokenRights};
 
-/// Pause before each test of a new token. The test is repeated, because a replica of Rancher may
-/// accept the token later than the replica that made the token. There are few tests, because each
-/// test makes several calls.
+/// Pauses before the tests of a new token, one for each test. The test is repeated, because a
+/// replica of Rancher may accept the token later than the replica that made the token. There are
+/// few tests, because each test makes several calls.
 const TEST_PAUSES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(500),
@@ -35,7 +35,8 @@ impl RotationRun<'_> {
         self.session.as_ref().ok_or_else(fault)
     }
 
-    /// Names of the tokens that were made for the TokenRotation, as the last read listed them.
+    /// Names of the tokens that were made for the TokenRotation, as the session has read them from
+    /// Rancher. Empty if there is no session.
     pub(super) fn rancher_tokens(&self) -> Vec<String> {
         let prefix = status::plan(&self.rotation).prefix;
         self.session.as_ref().map(|session| session.issued.named(&prefix)).unwrap_or_default()

@@ -5,7 +5,7 @@ use crate::domain::credentials::rotation::ready::ReadyReason;
 use crate::k8s::CallError;
 use crate::rancher::RancherError;
 
-/// Reason why a read has no result.
+/// Reason why a target, or its Rancher, could not be read.
 pub(super) enum ReadFault {
     /// A call failed: the read is tried again.
     Call(CallError),

@@ -73,7 +73,8 @@ pub(super) fn dependents(
     })
 }
 
-/// Whether a TokenRotation replaces the credential that it has observed.
+/// Whether `rotation` has observed a credential in its target, and will replace it. False, for
+/// example, if the credential is only watched, or `rotation` is being deleted.
 pub(super) fn replaces_its_credential(context: &RotationContext, rotation: &TokenRotation) -> bool {
     let record = status::record(rotation.status.as_ref());
     context.is_allowed(&rotation.namespace().unwrap_or_default())
@@ -81,13 +82,14 @@ pub(super) fn replaces_its_credential(context: &RotationContext, rotation: &Toke
         && due(&status::plan(rotation), &record).is_some()
 }
 
-/// Whether the target is the Secret and key that contain the API key.
+/// Whether `target` is the Secret, and the key in it, where `server` has its API key.
 fn is_api_key(target: &SecretTarget, server: &RancherServer) -> bool {
     let minter = &server.minter;
     target.name == minter.secret_name && target.key == minter.key
 }
 
-/// Whether status and reason of the condition Ready are the same before and after a change.
+/// Whether status and reason of the condition Ready are the same in the versions `before` and
+/// `after` of a TokenRotation.
 pub(super) fn is_ready_alike(before: Option<&TokenRotation>, after: &TokenRotation) -> bool {
     let ready = |one: &TokenRotation| -> Option<(ConditionStatus, Option<String>)> {
         let mut all = one.status.as_ref()?.conditions.iter();

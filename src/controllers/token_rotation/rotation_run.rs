@@ -17,7 +17,7 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer};
 
-/// Longest interval between two reads of a Rancher.
+/// Longest interval between two reads of the Rancher of one TokenRotation.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
 /// Deadline for the test of a new credential at a server that may not answer. The deadline is
 /// short, because the test is part of a reconcile, and few reconciles run at the same time.

@@ -51,7 +51,9 @@ impl RotationRun<'_> {
         })
     }
 
-    /// Makes a token with this name. If a Secret already stores the token, reads it from there.
+    /// Makes a token of the ServiceAccount, bound to the Secret `name`, which is created first if
+    /// it does not exist. If the spec requests a token that is stored in this Secret, the cluster
+    /// makes the token, and it is read from the Secret.
     pub(super) async fn mint_account_token(
         &self,
         name: &str,

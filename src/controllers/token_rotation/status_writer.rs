@@ -24,8 +24,8 @@ const CHECK_RIGHTS_AFTER: Duration = Duration::from_secs(30);
 const READ_MORE_AFTER: Duration = Duration::from_secs(5);
 
 impl RotationRun<'_> {
-    /// Writes the status, if it differs from the stored one. `ready`: reason of the condition
-    /// Ready; `None` leaves that condition as it is.
+    /// Writes the status with the record `next`, if that status differs from the stored one.
+    /// `ready`: reason of the condition Ready; `None` leaves that condition as it is.
     pub(super) async fn write_status(
         &mut self,
         next: RotationRecord,
@@ -119,7 +119,8 @@ impl RotationRun<'_> {
         self.context.ctx.events.normal(self.rotation.object_ref(&()), reason, note);
     }
 
-    /// Records a failed step in the status. Reports it in the log, in the metrics and by an Event.
+    /// Records in the status that `step` has failed for the credential `name`. Reports the failure,
+    /// with the reason `why`, in the log, in the metrics and by an Event.
     pub(super) async fn record_failure(
         &mut self,
         step: RotationStep,

@@ -28,7 +28,8 @@ const MOST_STEPS: usize = 64;
 /// Pause before an unfinished rotation is reconciled again.
 const CONTINUE_AFTER: Duration = Duration::from_millis(500);
 
-/// Runs steps until there is nothing to do. Returns the time until the next reconcile.
+/// Runs steps of the TokenRotation `seen` until no further step is possible now. Returns the time
+/// until the next reconcile.
 pub(super) async fn run_steps(
     context: &RotationContext,
     seen: &TokenRotation,

@@ -22,7 +22,7 @@ const PROBE_INTERVAL: Duration = Duration::from_mins(1);
 /// reconciles run at the same time.
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Last observed state of a token, and the time of the next probe.
+/// Last observed state of a token in use (`report`), and the time of the next probe (`at`).
 pub(super) struct TokenProbe {
     report: IssuerReport,
     at: Instant,
@@ -31,8 +31,9 @@ pub(super) struct TokenProbe {
 }
 
 impl RotationRun<'_> {
-    /// Schedules the next probe of the token in use, if the issuer has reported the token's state.
-    /// Returns the time until that probe.
+    /// Schedules the next probe of the token in use. Returns the time until that probe. `None`: no
+    /// probe is scheduled, because the issuer has reported no state of a valid token, or because
+    /// this TokenRotation does not replace the token.
     pub(super) fn schedule_probe(&self) -> Option<Duration> {
         let name = ObjectRef::from_obj(&self.rotation);
         let mut probes = lock(&self.context.probes);

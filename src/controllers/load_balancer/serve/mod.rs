@@ -32,12 +32,12 @@ use crate::domain::vm_backends::service::WantedService;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 
-/// Maximum number of attempts at one write, if the object changes during each attempt. The attempts
-/// are made here, not by the reconcile, because the reconcile reads the LoadBalancer again, not
-/// its Service and slices.
+/// Maximum number of attempts at one write of a Service or EndpointSlice, if another client changes
+/// the object during each attempt. The attempts are made here, not by the reconcile, because the
+/// reconcile reads the LoadBalancer again, not its Service and slices.
 const REPETITIONS: usize = 5;
 
-/// Reason why a write was not made.
+/// Reason why a Service or an EndpointSlice was not written.
 enum WriteObstacle {
     /// The Service with the LoadBalancer's name has another owner, named in the text.
     ForeignService(String),
@@ -186,7 +186,8 @@ async fn announce(
     }))
 }
 
-/// Deletes Service and slices. Returns whether they are gone.
+/// Deletes the Service of the LoadBalancer, then its slices. Returns whether they are gone.
+/// `false`: a finalizer delays the deletion of the Service.
 pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
     if !at.remove_service(KeptSettings::Dropped).await? {
@@ -243,7 +244,8 @@ impl<'a> ServiceTarget<'a> {
         }
     }
 
-    /// Error after [`REPETITIONS`] attempts that failed because another client changed the object.
+    /// Error after [`REPETITIONS`] attempts to write an object of the kind `kind`, during each of
+    /// which another client changed the object.
     fn kept_changing(&self, kind: &str) -> CallError {
         let attempts = format!("{REPETITIONS} attempts to write {kind} of {}", self.key);
         CallError::Conflict(ApiCall::new(attempts))

@@ -22,7 +22,8 @@ impl ServiceTarget<'_> {
         self.stored().filter(|stored| service::foreign(&stored.owners, self.identity()).is_none())
     }
 
-    /// Addresses at which this LoadBalancer's own Service is announced.
+    /// Addresses at which kube-vip announces the Service that this LoadBalancer owns. Empty: there
+    /// is no such Service, or it is not announced.
     pub(super) fn ingress(&self) -> Vec<String> {
         self.own().map(|stored| stored.ingress).unwrap_or_default()
     }
