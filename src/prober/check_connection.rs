@@ -1,4 +1,4 @@
-//! Connection settings of a check, made once for each check and shared by its probes.
+//! Connection settings of a health check, made once for each check and shared by its probes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -77,7 +77,8 @@ impl ProbeGet {
         Ok(Self { path, request: request.clone(), host, port_suffix, tls })
     }
 
-    /// Host header of a GET to the backend at `address`. `None`: the host is no valid header value.
+    /// Host header of a GET to the backend at `address`. `None`: the host is no valid header value,
+    /// so the GET cannot be sent.
     pub(super) fn host(&self, address: IpAddr) -> Option<HeaderValue> {
         self.host.clone().or_else(|| match address {
             IpAddr::V4(ip) => header(&ip.to_string(), &self.port_suffix),

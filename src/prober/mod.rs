@@ -59,7 +59,7 @@ struct ProberState {
     /// Probes under way, each with the handle that aborts it. The scheduler removes the entry of a
     /// probe that has ended.
     under_way: HashMap<TargetKey, AbortHandle>,
-    /// Explanation of the doubt. Empty: no replica has given a second opinion yet.
+    /// Explanation why failures are doubted. Empty: no replica has given a second opinion yet.
     why_doubted: String,
 }
 
@@ -174,7 +174,8 @@ impl Prober {
         }
     }
 
-    /// Explanation of the doubt. `None`: the LoadBalancer has no doubted target.
+    /// Explanation why failures of the LoadBalancer `lb` are doubted. `None`: none of its targets
+    /// is doubted.
     pub fn why_doubted(&self, lb: &str) -> Option<String> {
         let state = self.0.lock();
         let why = if state.why_doubted.is_empty() { ASKED } else { &state.why_doubted };

@@ -82,7 +82,8 @@ impl ProbeOutcome {
     }
 }
 
-/// Probes the backend at `address` once.
+/// Probes the backend at `address` once, as the health check `check` demands. `dial`: the
+/// connection settings of `check`.
 pub(super) async fn ask(
     address: IpAddr,
     check: &CheckSettings,

@@ -2,9 +2,10 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Maximum number of probes under way. Example: 10,000 targets have a period of 5 s, and do not
-/// answer before the timeout of 3 s. Then 10,000 / 5 * 3 = 6,000 probes are under way. The maximum
-/// is about a third above this number. Each probe costs the kernel about 4 KiB.
+/// Maximum number of probes under way, however many file descriptors there are. Example: 10,000
+/// targets have a period of 5 s, and do not answer before the timeout of 3 s. Then 10,000 / 5 * 3 =
+/// 6,000 probes are under way. The maximum is about a third above this number. Each probe costs the
+/// kernel about 4 KiB.
 const MOST: usize = 8_192;
 /// Number of file descriptors reserved for the rest of the process: connections to the API server,
 /// metrics, files.

@@ -29,7 +29,8 @@ pub(super) struct TargetSchedule<D> {
     /// Times at which targets are due, each with the key of its target.
     due: BTreeSet<(Duration, TargetKey)>,
     next_key: TargetKey,
-    /// Doubt about failures that the prober itself may have caused. `None`: no failure is doubted.
+    /// Doubt about failures that the prober's own path to the VMs may have caused. `None`: no
+    /// failure is doubted.
     doubt: Option<Doubt>,
     /// LoadBalancers with a target whose doubt began or ended since the last call of
     /// [`TargetSchedule::take_concerned`].
@@ -60,7 +61,7 @@ pub(super) struct TargetChange {
     pub(super) refused: Vec<ProbeTarget>,
 }
 
-/// Probe that is to be started now.
+/// Target whose probe is due, with all that the probe needs.
 pub(super) struct ProbeStart<D> {
     pub(super) key: TargetKey,
     pub(super) address: IpAddr,
@@ -79,8 +80,8 @@ impl<D> Default for TargetSchedule<D> {
 }
 
 impl<D> TargetSchedule<D> {
-    /// Connection settings that the LoadBalancer `lb` has, if they fit `check`. `None`: new
-    /// settings must be made.
+    /// Connection settings that were made for the health check of the LoadBalancer `lb`, if `check`
+    /// can use them too. `None`: new settings must be made for `check`.
     pub(super) fn dial(&self, lb: &str, check: &CheckSettings) -> Option<Arc<D>> {
         let group = self.lbs.get(lb).filter(|group| group.check.asks_the_same(check))?;
         Some(Arc::clone(&group.dial))
@@ -164,8 +165,8 @@ impl<D> TargetSchedule<D> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes the target that has been due for the longest time. Its probe counts as under way from
-    /// then on. `None`: no target is due at `now`.
+    /// Takes the target that has been due for the longest time, and returns its probe. The probe
+    /// counts as under way until [`Self::end`]. `None`: no target is due at `now`.
     pub(super) fn begin(&mut self, now: Duration) -> Option<ProbeStart<D>> {
         let (due, key) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.pop_first();
@@ -181,10 +182,13 @@ impl<D> TargetSchedule<D> {
         })
     }
 
-    /// Records the result of the target's probe, and sets the time of the next probe. `None` as
-    /// `passed`: the probe showed nothing about the target. Regular times that passed while the
-    /// probe was under way are skipped. `Some`: the verdict flipped. The value is the LoadBalancer,
-    /// and whether the target is healthy now. A doubted failure flips no verdict.
+    /// Records the result of the probe of the target `key`, and sets the time of the target's next
+    /// probe. Regular times that passed while the probe was under way are skipped. `passed`: the
+    /// result; `None` if the probe showed nothing about the target.
+    ///
+    /// Returns the LoadBalancer, and whether the target is healthy now, if the verdict on the
+    /// target flipped. `None`: the verdict did not flip, or the target was removed. A doubted
+    /// failure flips no verdict.
     pub(super) fn end(
         &mut self,
         key: TargetKey,
@@ -222,9 +226,10 @@ impl<D> TargetSchedule<D> {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Whether the failures of the target `key`, which just became unhealthy, are doubted. If most
-    /// targets have failed at one moment, the doubt also covers targets whose verdict flipped
-    /// earlier in this moment.
+    /// Decides whether the failures of the target `key`, which has failed as often as its check
+    /// allows, are doubted. `true`: the target stopped answering at the same time as most VMs, and
+    /// counts as healthy until the doubt ends. The same then holds for every unhealthy target that
+    /// stopped answering at that time.
     fn doubts(&mut self, key: TargetKey, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
@@ -246,7 +251,7 @@ impl<D> TargetSchedule<D> {
         true
     }
 
-    /// Accepts all doubted failures as real. The targets become unhealthy.
+    /// Accepts all doubted failures as real. The doubted targets become unhealthy.
     pub(super) fn believe(&mut self) {
         let Some(mut doubt) = self.doubt.take() else { return };
         for entry in self.entries.values_mut().filter(|entry| entry.health.is_held()) {
