@@ -47,10 +47,10 @@ impl ApiServer {
         &self.0
     }
 
-    /// Asks the server for the user of `token` until the server names `user`. If the server does
-    /// not know the token, or denies the review, the call is tried again. After two other faults,
-    /// or after the time `within`, the last fault is returned as the error. The token also counts
-    /// as accepted if the server cannot name its user.
+    /// Tests whether the server accepts `token` as a token of `user`, by asking the server for the
+    /// token's user. A server that cannot name the user still accepts the token. If the server does
+    /// not know the token yet, or forbids the question, the call is tried again. `Err`: the last
+    /// fault, after two other faults or after the time `within`.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let call = self.0.name_call(&Method::POST, REVIEW);
         let mut why =

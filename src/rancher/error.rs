@@ -14,8 +14,8 @@ use tokio_rustls::rustls::{self, CertificateError};
 /// Maximum length of a server's text, and of a call's name, in an error, in bytes. A longer text is
 /// cut.
 const LONGEST: usize = 200;
-/// Maximum length of a word of token characters in an error, in bytes. A longer word may be a
-/// secret, because names are shorter.
+/// Maximum length in an error of a word of characters that tokens consist of, in bytes. A longer
+/// word may be a secret, because names are shorter, and is left out.
 const LONGEST_WORD: usize = 40;
 
 /// Name of a call in errors: the HTTP method and the path of the request. The query is left out,
@@ -118,7 +118,7 @@ impl RancherError {
     }
 }
 
-/// Text for an HTTP status, before the message of a refused call. Empty for the status 0.
+/// Text for an HTTP status, to be put before the message of a refused call. Empty for the status 0.
 fn status_text(status: u16) -> String {
     if status == 0 { String::new() } else { format!("HTTP {status}: ") }
 }
@@ -148,7 +148,8 @@ pub(super) fn unconnected(error: &std::io::Error) -> String {
     }
 }
 
-/// Returns the text without long words that may be a secret, cut to [`LONGEST`].
+/// Returns `text` without the words longer than [`LONGEST_WORD`], because they may be secrets. The
+/// result is cut to [`LONGEST`].
 pub(super) fn safe(text: &str) -> String {
     let belongs = |c: char| c.is_ascii_alphanumeric() || "-_+/=".contains(c);
     let mut out = String::new();

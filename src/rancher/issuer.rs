@@ -19,7 +19,8 @@ use crate::domain::credentials::token::TokenClaims;
 pub struct RancherIssuer {
     rancher: RancherClient,
     key: SecretText,
-    /// Certificate authorities from the spec, in PEM. `None`: the spec names none.
+    /// Certificate authorities of the Rancher from the spec, in PEM. `None`: the spec contains
+    /// none.
     authority: Option<String>,
 }
 
@@ -103,7 +104,7 @@ impl RancherIssuer {
         &self.key
     }
 
-    /// All tokens of the key's user.
+    /// Lists all tokens of the API key's user.
     pub async fn issued(&self) -> Result<IssuedTokens, RancherError> {
         let DatedAnswer { value: TokenList { api, mut tokens }, date } =
             self.rancher.tokens(&self.key).await?;
@@ -247,8 +248,9 @@ impl RancherIssuer {
         Ok(())
     }
 
-    /// Client for the server that a kubeconfig names. The certificate authorities are those of the
-    /// kubeconfig, or else those of the spec.
+    /// Client for the cluster behind this Rancher whose server a kubeconfig names. The certificate
+    /// authorities are those of the kubeconfig, or else those of the spec. `Err`: why the server
+    /// cannot be used.
     pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<RancherClient, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),
@@ -265,7 +267,8 @@ impl IssuedTokens {
         Self { api: TokenApi::V3, user: String::new(), tokens: Vec::new(), now: None }
     }
 
-    /// Descriptions of the tokens that a plan with this prefix made, sorted and without duplicates.
+    /// Descriptions of the tokens that a rotation's plan made: `prefix` and a number. Sorted and
+    /// without duplicates.
     pub fn named(&self, prefix: &str) -> Vec<String> {
         let ours = |token: &&ListedToken| number(&token.description, prefix).is_some();
         let mut names: Vec<String> =

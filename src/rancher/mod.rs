@@ -99,7 +99,7 @@ impl RancherClient {
         Ok(Self(there))
     }
 
-    /// Client for the cluster with this ID behind this server.
+    /// Client for the cluster with the Rancher ID `id`, behind this server.
     fn behind(&self, id: &str) -> Self {
         Self(self.0.below(&format!("/k8s/clusters/{id}")))
     }

@@ -17,11 +17,11 @@ use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
 use crate::domain::credentials::secret_text::SecretText;
 
-/// Maximum number of namespaces to review. If there are more, and the rights in the reviewed
-/// namespaces do not suffice, the result is [`TokenRights::Unknown`].
+/// Maximum number of namespaces in which the rights of a token are reviewed. If there are more, and
+/// the rights in the reviewed namespaces do not suffice, the result is [`TokenRights::Unknown`].
 const MOST_NAMESPACES: usize = 16;
-/// Time limit for all reviews of one token. It is short, because the reviews are part of a
-/// reconcile of a TokenRotation, and few of these reconciles run at the same time.
+/// Time limit for all reviews of the rights of one token. It is short, because the reviews are part
+/// of a reconcile of a TokenRotation, and few of these reconciles run at the same time.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
 /// Path of the list of namespaces that a user may see. Rancher's UI offers this list for the choice
 /// of the machines' namespace.

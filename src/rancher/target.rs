@@ -95,8 +95,9 @@ impl RancherIssuer {
         Ok(CloudCredentialView { target, now, there })
     }
 
-    /// Writes the token `new` into the cloud credential `name`, if the cloud credential has not
-    /// changed since `sight` was read. An unfit target is not written.
+    /// Writes the token `new` into the cloud credential `name`. `Err`: for example, the cloud
+    /// credential has changed since `sight` was read. If the target in `sight` is
+    /// [`TargetState::Unfit`], nothing is written, and the result is `Ok`.
     pub async fn publish(
         &self,
         name: &str,
@@ -109,8 +110,9 @@ impl RancherIssuer {
         self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
     }
 
-    /// Removes the kept old token from the cloud credential `name`, if the cloud credential has not
-    /// changed since `sight` was read.
+    /// Removes the kept old token from the cloud credential `name`. `Err`: for example, the cloud
+    /// credential has changed since `sight` was read. If there is no kept token, nothing is
+    /// written.
     pub async fn drop_old(
         &self,
         name: &str,

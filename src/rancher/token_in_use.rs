@@ -5,8 +5,8 @@ use crate::domain::credentials::rotation::IssuerReport;
 
 impl RancherIssuer {
     /// Whether the state of the token differs from the earlier report `seen`, or the API key's user
-    /// has lost the right to see the token. Makes one call with the API key. The token itself is
-    /// not used.
+    /// has lost the right to see the token. False also if Rancher does not answer. Makes one call
+    /// with the API key. The token itself is not used.
     pub async fn differs(&self, seen: &IssuerReport) -> bool {
         let found = self.rancher().token(self.key(), &seen.id).await;
         differs(&found.map(|found| found.value), seen)

@@ -40,7 +40,7 @@ use super::trusted_roots::{TrustedRoots, settings};
 use crate::tls;
 
 const CONNECT: Duration = Duration::from_secs(8);
-/// Time limit for a call, including its connection. The limit is so long that a short freeze of the
+/// Time limit for a call, including the connecting. The limit is so long that a short freeze of the
 /// machine does not end a call.
 const WHOLE: Duration = Duration::from_secs(25);
 /// Maximum length of an answer's body, in bytes. A list of thousands of tokens fits.
@@ -53,7 +53,7 @@ const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION
 pub(super) struct ServerTarget {
     host: String,
     port: u16,
-    /// Prefix of every path, without a slash at its end.
+    /// Prefix that is put before the path of every call to this server, without a slash at its end.
     prefix: String,
     authority: HeaderValue,
     name: ServerName<'static>,
@@ -124,12 +124,13 @@ impl ServerTarget {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
     }
 
-    /// The same server, with `path` appended to the prefix of every path.
+    /// The same server, with `path` appended to the prefix of the paths of its calls.
     pub(super) fn below(&self, path: &str) -> Self {
         Self { prefix: format!("{}{path}", self.prefix), ..self.clone() }
     }
 
-    /// Prefix of every path. Empty if paths have no prefix.
+    /// Prefix that is put before the path of every call to this server. Empty if there is no
+    /// prefix.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
