@@ -15,7 +15,8 @@ pub struct AdmissionMetrics {
     pub handshakes_failed: IntCounter,
     /// Time when each certificate of the webhooks expires, in seconds since the epoch.
     pub certificate_end: IntGaugeVec,
-    /// Corrections of webhook registrations that another client had changed, by kind of object.
+    /// Corrections of webhook registrations that another client had changed, by kind of the
+    /// registration object.
     pub repairs: IntCounterVec,
 }
 

@@ -1,4 +1,4 @@
-//! Metrics of a network's agent.
+//! Metrics of the DHCP agent of one network.
 
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 

@@ -7,11 +7,11 @@ use super::MetricMaker;
 /// Leased addresses, as the leader observes them. Agents have other metrics.
 #[derive(Clone)]
 pub struct LeasingMetrics {
-    /// DHCPLeases by state.
+    /// Number of DHCPLeases, by state.
     pub records: IntGaugeVec,
-    /// 1 for each network that an agent serves, 0 for each other network.
+    /// 1 for a network with an active DHCP agent, 0 for a network without one.
     pub agents: IntGaugeVec,
-    /// Leased addresses with less than an eighth of their lease time left, by network.
+    /// Number of leased addresses with less than an eighth of their lease time left, by network.
     pub overdue: IntGaugeVec,
     /// Changes of leased addresses. The label `change` is `published`, `moved` or `withdrawn`.
     pub changes: IntCounterVec,

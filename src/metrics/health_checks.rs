@@ -4,21 +4,21 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec}
 
 use super::MetricMaker;
 
-/// Health checks of VM backends.
+/// Metrics of the health checks of VM backends.
 #[derive(Clone)]
 pub struct ProbeMetrics {
     /// Probes by protocol and result.
     pub done: IntCounterVec,
     /// Seconds that a probe took, by protocol.
     pub seconds: HistogramVec,
-    /// Backends with a health check. They include backends whose address must not be probed.
+    /// Number of backends with a health check, including backends whose address must not be probed.
     pub targets: IntGauge,
     /// Changes of a backend's verdict between healthy and unhealthy, by the new verdict.
     pub verdicts: IntCounterVec,
     /// Probes that started later than planned, by more than a tenth of their period.
     pub late: IntCounter,
-    /// Backends that fail but count as healthy. The label `second_opinion` shows whether another
-    /// replica reaches them.
+    /// Number of backends whose failures are doubted, so that they count as healthy. The label
+    /// `second_opinion` shows whether another replica reaches them.
     doubted: IntGaugeVec,
 }
 
@@ -62,8 +62,8 @@ impl ProbeMetrics {
         self.verdicts.with_label_values(&[verdict]).inc_by(count);
     }
 
-    /// Reports backends that fail but count as healthy. `held`: number of these backends.
-    /// `reached`: whether another replica reaches these backends.
+    /// Sets the number of backends whose failures are doubted, so that they count as healthy.
+    /// `held`: this number. `reached`: whether another replica reaches these backends.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
         let held = i64::try_from(held).unwrap_or(i64::MAX);

@@ -11,12 +11,11 @@ pub struct LeadershipMetrics {
     pub leader: IntGauge,
     /// 1 while another controller holds the Lease. The label is the identity of that controller.
     pub other_controller: IntGaugeVec,
-    /// 1 for a CRD whose form has replaced the operator's form, 0 for any other CRD: also for
-    /// Harvester's form, if the operator's form was never installed. Only the leader sets this
-    /// gauge.
+    /// 1 for a CRD in which another form has replaced the operator's form, 0 for any other CRD.
+    /// Also 0 if the operator's form was never installed. Only the leader sets this gauge.
     pub crd_replaced: IntGaugeVec,
-    /// VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller. Only the
-    /// leader sets this gauge.
+    /// Number of VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller.
+    /// Only the leader sets this gauge.
     pub go_finalizers: IntGauge,
     /// Repairs of CRDs, by CRD. A repair puts back the operator's form of the CRD, or only the
     /// CRD's status subresource.

@@ -34,24 +34,27 @@ pub struct Metrics {
     registry: Registry,
     /// Gauges of pools. Only the leader sets these gauges.
     pub pools: PoolGauges,
-    /// LoadBalancers that wait for an address, by reason.
+    /// Number of LoadBalancers that wait for an address, by reason. Only the leader sets this
+    /// gauge.
     pub waiters: IntGaugeVec,
-    /// Addresses that two LoadBalancers have on one network.
+    /// Number of addresses that two LoadBalancers have on one network. Only the leader sets this
+    /// gauge.
     pub shared_addresses: IntGauge,
-    /// LoadBalancers by readiness and reason. Only the leader sets this gauge.
+    /// Number of LoadBalancers, by status and reason of their condition Ready. Only the leader sets
+    /// this gauge.
     pub load_balancers: IntGaugeVec,
     /// Seconds from the first observation of a LoadBalancer to the publication of its address.
     pub time_to_address: Histogram,
-    /// Endpoints of vm load balancers, by state. Only the leader sets this gauge.
+    /// Number of endpoints of vm load balancers, by state. Only the leader sets this gauge.
     pub endpoints: IntGaugeVec,
     /// Seconds from the observation of a change of a VM or pod to the write of the EndpointSlice.
     pub endpoint_latency: Histogram,
     /// Writes to the API server, by kind of object and outcome.
     pub api_writes: IntCounterVec,
-    /// Batches of the ledger task that were decided again, because the write of a pool failed or
-    /// met a conflict.
+    /// Batches of requests that the ledger task decided again, because the write of a pool failed
+    /// or met a conflict.
     pub ledger_retries: IntCounter,
-    /// Number of requests that were decided in one batch of the ledger task.
+    /// Number of requests that the ledger task decided together, in one batch.
     pub batch_size: Histogram,
     /// Ledger entries that were corrected. The label `kind` is `restored`, `corrected`, `double`,
     /// `unreadable` or `orphan`.
@@ -59,7 +62,7 @@ pub struct Metrics {
     /// Metrics of the process's watches: their interruptions, and the seconds since the API server
     /// last accepted a watch of each resource.
     pub watches: WatchMetrics,
-    /// Objects that do not fit the type of their kind, by kind.
+    /// Objects from the API server that do not fit the type of their kind, by kind.
     pub unreadable: IntCounterVec,
     /// Calls to the API server, by method and status.
     pub api_requests: IntCounterVec,
@@ -87,13 +90,13 @@ pub struct Metrics {
 /// Gauges of pools, by the name of the pool.
 #[derive(Clone)]
 pub struct PoolGauges {
-    /// Addresses in the ranges of the pool.
+    /// Number of addresses in the ranges of the pool.
     pub addresses: IntGaugeVec,
-    /// Addresses of the pool that can be allocated.
+    /// Number of addresses of the pool that can be allocated.
     pub available: IntGaugeVec,
-    /// Claims in the ledger of the pool.
+    /// Number of claims in the ledger of the pool.
     pub allocated: IntGaugeVec,
-    /// LoadBalancers that wait for an address of the pool.
+    /// Number of LoadBalancers that wait for an address of the pool.
     pub waiters: IntGaugeVec,
 }
 

@@ -6,10 +6,11 @@ use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 use super::MetricMaker;
 use crate::domain::credentials::rotation::RotationStep;
 
-/// TokenRotations, as the leader observes them.
+/// Metrics of TokenRotations, as the leader observes them.
 #[derive(Clone)]
 pub struct RotationMetrics {
-    /// Earliest expiry of the credentials in a target, in seconds since the epoch.
+    /// Earliest expiry of the credentials in the target of a TokenRotation, in seconds since the
+    /// epoch.
     pub ends: IntGaugeVec,
     /// 1 for a TokenRotation whose credential should have been replaced before now, or is only
     /// watched and expires soon. 0 for every other TokenRotation.
@@ -17,11 +18,13 @@ pub struct RotationMetrics {
     /// Expiry of each credential that is only watched, in seconds since the epoch. A TokenRotation
     /// has at most 32 of these series, because its status lists at most 32 watched credentials.
     pub watched_ends: IntGaugeVec,
-    /// 1 where a watched credential expires soon and is not replaced.
+    /// 1 for a watched credential that expires soon and is not replaced. 0 for any other watched
+    /// credential.
     pub watched_overdue: IntGaugeVec,
     /// Expiry of each API key for a Rancher, in seconds since the epoch.
     pub key_ends: IntGaugeVec,
-    /// 1 where an API key expires soon and is not renewed, or has expired.
+    /// 1 for an API key that has expired, or that expires soon and is not renewed. 0 for any other
+    /// API key.
     pub key_overdue: IntGaugeVec,
     /// Number of TokenRotations, by the reason of their condition `Ready`.
     pub rotations: IntGaugeVec,
