@@ -48,9 +48,9 @@ impl ApiServer {
     }
 
     /// Tests whether the server accepts `token` as a token of `user`, by asking the server for the
-    /// token's user. A server that cannot name the user still accepts the token. If the server does
-    /// not know the token yet, or forbids the question, the call is tried again. `Err`: the last
-    /// fault, after two other faults or after the time `within`.
+    /// token's user. If the server accepts the token but cannot name its user, the token counts as
+    /// accepted. If the server does not know the token yet, or forbids the question, the call is
+    /// tried again. `Err`: the last fault, after two other faults or after the time `within`.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let call = self.0.name_call(&Method::POST, REVIEW);
         let mut why =
