@@ -1,4 +1,5 @@
-//! Linker option of the program `lease-agent`.
+//! Build script: sets a linker option of the program `lease-agent`, so that the program starts
+//! faster.
 
 fn main() {
     println!("cargo::rerun-if-changed=src/build.rs");

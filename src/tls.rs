@@ -43,7 +43,8 @@ pub(crate) fn trusting_system() -> Result<ClientConfig, String> {
 }
 
 /// Settings that accept any server certificate, and any proof that the server has the certificate's
-/// key. These settings are only for requests that contain no secret.
+/// key. These settings are only for requests that contain no secret. `Err`: the reason why TLS
+/// cannot be set up.
 pub(crate) fn unverified() -> Result<ClientConfig, String> {
     let verifier = Arc::new(Unverified(Arc::new(aws_lc_rs::default_provider())));
     Ok(finished(builder()?.dangerous().with_custom_certificate_verifier(verifier)))

@@ -32,7 +32,8 @@ struct TurnQueue<S: Clone + Eq + Hash> {
     order: VecDeque<S>,
 }
 
-/// Place of a caller. The drop of a `CallerTurn` gives the place to a caller of the next source.
+/// Place of a caller. The drop of a `CallerTurn` gives the place to a caller of the next source. If
+/// no caller waits, the place becomes free.
 #[derive(Debug)]
 pub struct CallerTurn<S: Clone + Eq + Hash>(Option<Turns<S>>);
 
@@ -49,7 +50,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
         Self(Arc::new(Mutex::new(TurnQueue { free: places, waiting, order })))
     }
 
-    /// Waits until it is the turn of `source`, and takes a place.
+    /// Takes a place at once if one is free, or else waits until it is the turn of `source`. The
+    /// drop of the returned [`CallerTurn`] gives the place back.
     pub async fn take(&self, source: S) -> CallerTurn<S> {
         loop {
             let turn = {
@@ -78,8 +80,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
     }
 
     /// Removes from the queue the caller whose turn is next, and returns the sender that wakes this
-    /// caller. Skips callers whose future was dropped. `None`: no caller waits. The number of free
-    /// places is then one greater.
+    /// caller. Skips callers whose future was dropped. `None`: no caller waits, so the caller's
+    /// place was added to the free places.
     fn next(&self) -> Option<oneshot::Sender<CallerTurn<S>>> {
         let mut queue = self.lock();
         while let Some(source) = queue.order.pop_front() {

@@ -31,8 +31,8 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 
 /// Conversion settings without a caBundle, which the operator adds at run time. Before that, the
 /// API server does not trust the certificate of the Service, and refuses requests in v1alpha1. The
-/// strategy `None` would serve these requests. But an object that is written in v1alpha1 would then
-/// lose the fields that v1alpha1 lacks.
+/// strategy `None` would serve these requests. But an object that a client writes in v1alpha1 would
+/// then lose the fields that only v1beta1 has.
 fn conversion() -> CustomResourceConversion {
     let (namespace, name, path, port) = CONVERTER;
     CustomResourceConversion {

@@ -9,19 +9,19 @@ use kube::core::ObjectMeta;
 use kube::{CustomResource, Resource};
 use serde::{Deserialize, Serialize};
 
-/// Annotation of a VM and label of a node: the region, which is the large failure domain.
+/// Annotation of a VM, and label of a node: the region of the node. A region contains zones.
 pub const TOPOLOGY_REGION: &str = "topology.kubernetes.io/region";
-/// Annotation of a VM and label of a node: the zone, which is the small failure domain.
+/// Annotation of a VM, and label of a node: the zone of the node within its region.
 pub const TOPOLOGY_ZONE: &str = "topology.kubernetes.io/zone";
-/// Label of a VM: its creator.
+/// Label of a VM: the program that created the VM, such as [`NODE_DRIVER`].
 pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
 /// Value of [`LABEL_CREATOR`] on VMs that Rancher's node driver has created. Harvester itself
 /// writes the topology annotations of these VMs.
 pub const NODE_DRIVER: &str = "docker-machine-driver-harvester";
 /// Label of a VM: name of the guest cluster that has the VM as a node.
 pub const LABEL_GUEST_CLUSTER: &str = "guestcluster.harvesterhci.io/name";
-/// Annotation of a VirtualMachine: the VM's disks are deleted together with the VM. Rancher sets
-/// the annotation when the guest cluster is being removed.
+/// Annotation of a VirtualMachine, with the value `true`: the VM's disks are deleted together with
+/// the VM. Rancher sets the annotation when the guest cluster is being removed.
 pub const ANNOTATION_REMOVES_VOLUMES: &str = "harvesterhci.io/removeAllPersistentVolumeClaims";
 /// Key and value of the label of every pod that runs a VM.
 pub const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
@@ -46,7 +46,7 @@ pub struct VirtualMachineInstanceSpec {
     pub networks: Vec<Network>,
 }
 
-/// Network of a VM.
+/// Network in a VM's spec.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Network {
@@ -62,7 +62,7 @@ pub struct Network {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Multus {
-    /// Reference as `name`, or `namespace/name`.
+    /// Reference as `namespace/name`, or as `name` for the VM's own namespace.
     #[serde(default)]
     pub network_name: String,
 }
@@ -82,7 +82,7 @@ pub struct VirtualMachineInstanceStatus {
     /// Conditions: Ready, Paused, AgentConnected and others.
     #[serde(default)]
     pub conditions: Vec<VmiCondition>,
-    /// Interfaces of the guest, as the hypervisor and the guest agent report them.
+    /// Network interfaces of the VM, as the hypervisor and the guest agent report them.
     #[serde(default)]
     pub interfaces: Vec<Interface>,
 }
@@ -102,12 +102,12 @@ pub struct VmiCondition {
     pub reason: String,
 }
 
-/// Interface of the guest.
+/// Network interface of a VM, as its guest operating system has it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Interface {
-    /// Name of the network that the interface joins. Empty: the guest itself made the interface,
-    /// for example a bridge or the device of a CNI.
+    /// Name of the network that the interface joins. Empty: the guest operating system made the
+    /// interface, for example a bridge or the device of a CNI.
     #[serde(default)]
     pub name: String,
     /// First address of the interface.
@@ -178,7 +178,7 @@ pub struct ServiceAddresses {
     pub status: ServiceAddressesStatus,
 }
 
-/// Cluster addresses of a Service.
+/// Part of a Service's spec that this operator reads: its cluster addresses (`clusterIPs`).
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct ServiceAddressesSpec {
     /// Cluster addresses, at most one of each family, or the word `None`.
@@ -190,12 +190,12 @@ pub struct ServiceAddressesSpec {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceAddressesStatus {
-    /// Addresses that the announcer reports.
+    /// Addresses at which the Service is announced, as its announcer reports them.
     #[serde(default)]
     pub load_balancer: Announced,
 }
 
-/// Announced addresses of a Service.
+/// Addresses at which a Service is announced (`status.loadBalancer`).
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Announced {
     /// Addresses and host names at which the Service is announced, one entry each.
@@ -203,7 +203,7 @@ pub struct Announced {
     pub ingress: Option<Vec<AnnouncedAt>>,
 }
 
-/// Announced address or name of a Service.
+/// One address or host name at which a Service is announced.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct AnnouncedAt {
     /// Announced address. Unset: the Service is announced at a host name.
@@ -225,7 +225,7 @@ pub struct Node {
     pub status: NodeStatus,
 }
 
-/// Part of the pod network that belongs to a node.
+/// Part of a node's spec that this operator reads: the node's part of the pod network.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct NodeSpec {
     /// Networks of the node's pods in CIDR form, at most one of each address family.
@@ -233,7 +233,7 @@ pub struct NodeSpec {
     pub pod_cidrs: Vec<String>,
 }
 
-/// Own addresses of a node.
+/// Part of a node's status that this operator reads: the node's own addresses.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct NodeStatus {
     /// Addresses and names of the node.

@@ -56,8 +56,9 @@ pub const ANNOTATION_PROJECT: &str = "loadbalancer.harvesterhci.io/project";
 /// Annotation of a LoadBalancer: name of its guest cluster. The annotation has precedence over
 /// [`LABEL_CLUSTER`].
 pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
-/// Annotation of a LoadBalancer: management network of its guest cluster. Newer guest cloud
-/// providers set the annotation. It counts only if [`ANNOTATION_NETWORK`] is not set.
+/// Annotation of a LoadBalancer: management network of its guest cluster, as `namespace/name` of a
+/// NetworkAttachmentDefinition. Newer guest cloud providers set the annotation. It counts only if
+/// [`ANNOTATION_NETWORK`] is not set.
 pub const ANNOTATION_MANAGEMENT_NETWORK: &str = "cloudprovider.harvesterhci.io/managementNetwork";
 /// Label of a LoadBalancer: name of its guest cluster. Guest cloud providers set the label.
 pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
@@ -82,7 +83,8 @@ pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
 /// Annotation of an IPPool. While the annotation is present, with any value, the pool keeps the
 /// claims of LoadBalancers that do not exist. The operator sets the annotation after a restore of
-/// etcd from a backup. The value is then the reason. An administrator removes the annotation.
+/// etcd from a backup. The value is then the reason. An admin removes the annotation, and the pool
+/// then frees these claims.
 pub const ANNOTATION_KEEP_ORPHANS: &str = "loadbalancer.harvesterhci.io/keep-orphans";
 
 /// Annotation of a LoadBalancer in v1alpha1: the fields that only v1beta1 has, as JSON. The
@@ -110,13 +112,14 @@ pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of an EndpointSlice: name of the controller that writes the EndpointSlice. No other
 /// controller changes the EndpointSlice.
 pub const LABEL_SLICE_MANAGER: &str = "endpointslice.kubernetes.io/managed-by";
-/// Label with the manager of an object. On the chart's own objects, the value is `Helm`.
+/// Label of an object: name of the program that manages the object. On objects of the operator's
+/// chart, the value is `Helm`. On objects that the operator makes, the value is [`MANAGER`].
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Name of this operator as the manager of an object, in labels.
+/// Name of this operator in labels, as the program that manages an object.
 pub const MANAGER: &str = "harvester-guest-operator";
 
 /// Finalizer of a LoadBalancer that holds an address. The Go controller uses the same name, so that
-/// each of the two controllers also finalizes the objects of the other.
+/// each of the two controllers can remove the finalizer that the other one has set.
 pub const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
 /// Finalizer of an IPPool: a deleted pool and its ledger remain until the last address is free. The
 /// Go controller uses the same name, as for [`LB_FINALIZER`].
@@ -131,8 +134,8 @@ pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operat
 /// Annotation of the Lease for leader election: seconds without renewal after which another replica
 /// of this operator takes the Lease. Other controllers wait for `spec.leaseDurationSeconds`.
 pub const ANNOTATION_LEASE_SECONDS: &str = "loadbalancer.harvesterhci.io/operator-lease-seconds";
-/// Annotation of the Lease for leader election: VMs that the leader cannot reach. The leader asks
-/// the other replicas to probe these VMs.
+/// Annotation of the Lease for leader election: targets that the leader cannot reach (addresses of
+/// VMs, each with its LoadBalancer). The leader asks the other replicas to probe these targets.
 pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-question";
 /// Annotation of the Lease for leader election: answer of another replica to
 /// [`ANNOTATION_LEASE_QUESTION`], with the results of its probes.
@@ -184,12 +187,12 @@ pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-stat
 pub const ROTATION_FINALIZER: &str = "credentials.harvesterhci.io/rotation";
 /// Annotation of a TokenRotation: each new value requests a new credential now.
 pub const ANNOTATION_ROTATE: &str = "credentials.harvesterhci.io/rotate";
-/// Annotation of a TokenRotation: each new value requests a new credential now. The old credential
-/// is revoked as soon as the new credential is published.
+/// Annotation of a TokenRotation whose credential is leaked: each new value requests a new
+/// credential now. The old credential is revoked as soon as the new credential is published.
 pub const ANNOTATION_LEAKED: &str = "credentials.harvesterhci.io/leaked";
-/// Annotation that changes with a credential. On a Secret that is a target: SHA-256 of the value
-/// that was written. On pods that were restarted for a new credential: SHA-256 of the credential.
-/// On pods, the annotation's name has a suffix for the TokenRotation.
+/// Annotation with a hash, which changes with each new credential. On a Secret that is a target:
+/// SHA-256 of the value that was written. On pods that were restarted for a new credential: SHA-256
+/// of the credential. On pods, the annotation's name has a suffix for the TokenRotation.
 pub const ANNOTATION_HASH: &str = "credentials.harvesterhci.io/hash";
 /// Annotation of the Secret of an API key: URL of the Rancher that issued the key. The key is sent
 /// to no other URL.

@@ -19,19 +19,20 @@ use crate::metrics::Metrics;
 /// Number of objects in one page of a list.
 const PAGE: u32 = 100;
 
-/// Event of the watch of a network's records.
+/// Event of [`RecordClient::watch`], about a record (DHCPLease) of the watched network.
 #[derive(Clone, Debug)]
 pub enum RecordEvent {
-    /// Present state of a record that names the network.
+    /// A record that was listed, created or changed, and whose spec names the watched network.
     Is(Box<DHCPLease>),
-    /// `namespace/name` of a record that was deleted, or that now names another network than
-    /// before.
+    /// `namespace/name` of a record that was deleted, or whose spec no longer names the watched
+    /// network.
     Gone(String),
-    /// A list of the records is complete.
+    /// A list of the records is complete: each record that can be parsed was reported as
+    /// [`Self::Is`].
     Complete,
 }
 
-/// Client for a network's records.
+/// Client that reads records (DHCPLeases).
 #[derive(Clone)]
 pub struct RecordClient {
     client: Client,
@@ -78,7 +79,8 @@ impl RecordClient {
         informer::watch_guarded(api, config, &self.metrics, known, on_event).await;
     }
 
-    /// The present state of a record. `None`: the record does not exist.
+    /// The record `namespace/name`, as the API server has it now. `None`: the record does not
+    /// exist.
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
         Box::pin(api.call_get_if_served(name)).await

@@ -22,7 +22,7 @@ impl ApiCall {
         Self(text.into())
     }
 
-    /// Name of the call with this HTTP method and this URI.
+    /// Name of the call with the HTTP method `method` and the path of `uri`.
     pub(super) fn of(method: &http::Method, uri: &http::Uri) -> Self {
         Self::new(format!("{method} {}", uri.path()))
     }
@@ -55,15 +55,15 @@ impl fmt::Display for FailedCall {
 }
 
 impl Error for FailedCall {
-    /// The first cause whose text is not part of this error's text. The text of `kube::Error`
-    /// contains the text of its direct source.
+    /// The second error in the chain of causes of `self.error`. The first is skipped, because the
+    /// text of `kube::Error` already contains its text.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()?.source()
     }
 }
 
-/// Runs one call under a deadline. `name` makes the name of the call, and is called only if the
-/// call fails.
+/// Runs one call, which fails with [`CallError::Timeout`] after `deadline`. `name` makes the name
+/// of the call, and is called only if the call fails.
 pub(crate) async fn run_call<T>(
     deadline: Duration,
     name: impl FnOnce() -> ApiCall,
@@ -84,7 +84,7 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     /// Deadline of each call.
     fn deadline(&self) -> Duration;
 
-    /// The same client, but with the deadline `deadline`.
+    /// This client, but each call has the deadline `deadline`.
     fn within(&self, deadline: Duration) -> TimedApi<'_, K> {
         TimedApi { api: self.api(), deadline }
     }
@@ -188,8 +188,8 @@ pub(super) trait ApiWrites<K: Resource + Clone + DeserializeOwned + fmt::Debug>:
         run_call(self.deadline(), of, call).await
     }
 
-    /// Deletes an object. Returns the object's last state. `None`: the server's answer does not
-    /// contain that state.
+    /// Deletes the object `name`. Returns the object as the server's answer contains it. `None`:
+    /// the answer does not contain the object.
     async fn call_delete(&self, name: &str, params: &DeleteParams) -> Result<Option<K>, CallError> {
         let call = self.api().delete(name, params);
         let answer = run_call(self.deadline(), || self.name_call("DELETE", name), call).await?;

@@ -67,8 +67,8 @@ pub async fn connect_read_only(
     Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
 }
 
-/// Configuration of a client: server, credentials and connect timeout. `kubeconfig`: as in
-/// [`connect`].
+/// Reads the configuration of a client: server, credentials and connect timeout. `kubeconfig` is
+/// the file to read. `None`: the configuration is found as in [`connect`].
 pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
@@ -86,7 +86,8 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Creates a client with this configuration and its own connections. The metrics count its calls.
+/// Creates a client with the configuration `config` and its own connections. `metrics` counts the
+/// client's calls.
 ///
 /// The connections differ from those of kube's own client: each connection has deadlines, and is
 /// closed when it is idle. kube has no setting that closes idle connections.
@@ -143,8 +144,8 @@ fn assemble(
         .build())
 }
 
-/// HTTP service that counts the calls of a client and its clones in the metrics. Also records there
-/// when the API server accepts a watch.
+/// HTTP service that counts in the metrics the calls of a client and its clones, and records in the
+/// metrics when the API server accepts a watch.
 #[derive(Clone)]
 struct CallCounter<S> {
     inner: S,

@@ -73,7 +73,8 @@ impl GuestCredentials {
         Ok(namespaces.within(PATIENCE).call_get_opt(name).await?.is_some())
     }
 
-    /// Accounts, bindings, token Secrets and TokenRotations, in `namespace` or in all namespaces.
+    /// ServiceAccounts, token Secrets and TokenRotations in `namespace`, or in all namespaces if
+    /// `namespace` is `None`, and the bindings of roles that `bindings` returns. VMs are not read.
     pub async fn survey(&self, namespace: Option<&str>) -> Result<GuestObjects, CallError> {
         let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
         let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;
@@ -90,8 +91,8 @@ impl GuestCredentials {
         })
     }
 
-    /// TokenRotations, in `namespace` or in all namespaces. Empty where the cluster does not serve
-    /// the kind.
+    /// TokenRotations in `namespace`, or in all namespaces if `namespace` is `None`. Empty if the
+    /// cluster does not serve the kind.
     async fn rotations(&self, namespace: Option<&str>) -> Result<Vec<AccountRotation>, CallError> {
         let all = scoped::<TokenRotation>(&self.client, namespace);
         let listed = async {
@@ -112,7 +113,8 @@ impl GuestCredentials {
         Ok(listed.into_iter().map(rotation).collect())
     }
 
-    /// VirtualMachines, in `namespace` or in all namespaces.
+    /// VirtualMachines in `namespace`, or in all namespaces if `namespace` is `None`. Fails if the
+    /// cluster does not serve the kind.
     pub async fn machines(&self, namespace: Option<&str>) -> Result<Vec<GuestVm>, CallError> {
         let machine = |meta: ObjectMeta| {
             let labels = meta.labels.unwrap_or_default();
@@ -127,8 +129,9 @@ impl GuestCredentials {
         Ok(all.into_iter().map(machine).collect())
     }
 
-    /// Existing objects that belong to the credential of one guest cluster. They include each
-    /// Secret with one of the `names`, even if it is not a token Secret.
+    /// Existing objects that belong to the credential of the guest cluster `guest`. They include
+    /// each Secret in the guest's namespace whose name is in `names`, even if it is not a token
+    /// Secret.
     pub async fn found(
         &self,
         guest: &GuestCluster,
@@ -161,8 +164,8 @@ impl GuestCredentials {
         Ok(found)
     }
 
-    /// Metadata of the objects of a kind that match the field selector `fields`, in `namespace` or
-    /// in all namespaces.
+    /// Metadata of the objects of a kind that match the field selector `fields`, in `namespace`, or
+    /// in all namespaces if `namespace` is `None`.
     async fn metadata<K>(
         &self,
         namespace: Option<&str>,
@@ -200,14 +203,14 @@ impl GuestCredentials {
         Ok(bindings)
     }
 
-    /// Creates `object` with the content `body`.
+    /// Creates `object` with the fields in `body`. Fails with a conflict if the object exists.
     pub async fn create(&self, object: &KindAndName, body: &Value) -> Result<(), CallError> {
         let bytes = named(object, body).to_string().into_bytes();
         let request = Request::new(place(object).0).create(&PostParams::default(), bytes);
         self.send(request).await
     }
 
-    /// Values of a Secret, in Base64.
+    /// Values of the Secret `namespace/name`, by key. Fails if the Secret does not exist.
     async fn values(&self, namespace: &str, name: &str) -> Result<Values, CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(list).get(name, &GetParams::default());
@@ -230,7 +233,8 @@ impl GuestCredentials {
         self.send(request).await
     }
 
-    /// Deletes an object, if the object still has the UID and version in `removal`.
+    /// Deletes the object that `removal` names. Fails with a conflict if the object has another UID
+    /// or resourceVersion than in `removal`.
     pub async fn remove(&self, removal: &ObjectRemoval) -> Result<(), CallError> {
         let preconditions = Preconditions {
             uid: Some(removal.uid.clone()),
@@ -251,9 +255,9 @@ impl GuestCredentials {
     }
 
     /// Requests a new token of the guest's account, to check that the account works. The token is
-    /// valid for ten minutes, and only while the Secret with this name and UID exists. The token in
-    /// the Secret itself is not used for the check: the API server would record this use on the
-    /// Secret, as if the guest had used the token.
+    /// valid for ten minutes, and only while the Secret with the name `name` and the UID `uid`
+    /// exists. The token in the Secret itself is not used for the check: the API server would
+    /// record this use on the Secret, as if the guest had used the token.
     pub async fn passing(
         &self,
         guest: &GuestCluster,
@@ -344,8 +348,8 @@ fn named(object: &KindAndName, body: &Value) -> Value {
     body
 }
 
-/// Path of the API for the kind and namespace of `object` (field 0), and the kind's `apiVersion`
-/// (field 1).
+/// API path of the list that contains `object`, such as `/api/v1/namespaces/default/secrets` (field
+/// 0), and the kind's `apiVersion` (field 1).
 fn place(object: &KindAndName) -> (String, String) {
     fn of<K: Resource<DynamicType = ()>>(namespace: Option<&str>) -> (String, String) {
         (K::url_path(&(), namespace), K::api_version(&()).into_owned())

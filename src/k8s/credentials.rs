@@ -45,12 +45,12 @@ pub struct ServerClock {
 }
 
 impl ServerClock {
-    /// Clock of this machine, for answers without a date.
+    /// Clock of this machine. Used when the answer of a server has no date.
     pub fn local() -> Self {
         Self { said: chrono::Utc::now().timestamp(), at: Instant::now() }
     }
 
-    /// Clock of another server that has just sent the time `said`, in seconds since the epoch.
+    /// Clock of a server that has just sent the time `said`, in seconds since the epoch.
     pub fn heard(said: Seconds) -> Self {
         Self { said, at: Instant::now() }
     }
@@ -151,8 +151,9 @@ impl CredentialReader {
         Self { client, config, metrics }
     }
 
-    /// Watches TokenRotations in all namespaces until this future is dropped. `known` returns the
-    /// keys of the TokenRotations that the caller has.
+    /// Watches TokenRotations in all namespaces until this future is dropped, and calls `on_event`
+    /// for each event. `known` returns the keys (`namespace/name`) of the TokenRotations that the
+    /// caller has, so that a missed deletion is reported after the next list.
     pub async fn watch(
         &self,
         known: impl Fn() -> HashSet<String>,
@@ -163,8 +164,9 @@ impl CredentialReader {
         informer::watch_guarded(api, config, &self.metrics, known, on_event).await;
     }
 
-    /// Watches the metadata of all Secrets in a namespace, or only of the Secret `name`, until this
-    /// future is dropped. The Secrets' contents are not read.
+    /// Watches the metadata of the Secret `name`, or of all Secrets in the namespace if `name` is
+    /// `None`. Ends when this future is dropped. The Secrets' contents are not read. A deletion
+    /// that was not observed is not reported.
     pub async fn watch_secrets(
         &self,
         namespace: &str,
@@ -189,8 +191,8 @@ impl CredentialReader {
         Box::pin(api.call_get_if_served(name)).await
     }
 
-    /// Content of a Secret under `key` (field 0), and the server's clock (field 1). `None`: the
-    /// Secret does not exist.
+    /// Content of the Secret `namespace/name`, with the value under `key` (field 0), and the clock
+    /// of the API server (field 1). Field 0 is `None` if the Secret does not exist.
     pub async fn secret(
         &self,
         namespace: &str,
@@ -208,8 +210,8 @@ impl CredentialReader {
         }
     }
 
-    /// UID of the bound Secret `name`. Fails if the Secret was not created for the TokenRotation
-    /// with the UID `rotation`.
+    /// UID of the bound Secret `name`. Fails if the Secret does not exist, or was not created for
+    /// the TokenRotation with the UID `rotation`.
     pub async fn bound_secret_uid(
         &self,
         namespace: &str,
@@ -233,7 +235,7 @@ impl CredentialReader {
         Ok(secret.uid().unwrap_or_default())
     }
 
-    /// Names of the existing Secrets that were created for the TokenRotation with the UID
+    /// Names of the Secrets in `namespace` that have the label of the TokenRotation with the UID
     /// `rotation`.
     pub async fn made_by(&self, namespace: &str, rotation: &str) -> Result<Vec<String>, CallError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
@@ -249,8 +251,9 @@ impl CredentialReader {
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
-    /// Fails if this operator has no right to create tokens of the account. The API server does not
-    /// check this right when it puts the account's token into a Secret that a client has created.
+    /// Fails if this operator has no right to create tokens of the ServiceAccount `account`. The
+    /// operator checks this itself before it creates a token Secret: the API server puts a token
+    /// into such a Secret without checking this right.
     pub async fn check_right_to_sign(
         &self,
         namespace: &str,
@@ -280,7 +283,7 @@ impl CredentialReader {
         Err(CallError::new(call, kube::Error::Api(status.boxed())))
     }
 
-    /// Address and CA certificates of the API server, as this operator itself uses them.
+    /// URL, CA certificates and TLS settings by which this operator itself reaches the API server.
     pub fn own_way(&self) -> ServerEndpoint {
         let mut pem = String::new();
         for certificate in self.config.root_cert.iter().flatten() {

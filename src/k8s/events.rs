@@ -39,7 +39,8 @@ pub struct EventRecorder {
 #[derive(Default)]
 struct EventQueue {
     waiting: Mutex<FairQueue<(Event, ObjectReference)>>,
-    /// Notified when an Event is queued, and when the last sender is dropped.
+    /// Notified when an Event is queued, and when the last clone of the [`EventRecorder`] is
+    /// dropped.
     news: Arc<Notify>,
 }
 
@@ -56,8 +57,8 @@ impl Drop for EventQueue {
 }
 
 impl EventRecorder {
-    /// Starts the task that writes the Events. The task ends when the last clone of the recorder is
-    /// dropped. `me`: name of this process in the Events.
+    /// Starts the task that writes the queued Events to the API server. The task ends when the last
+    /// clone of the recorder is dropped. `me`: name of this process in the Events.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
         let queue = Arc::<EventQueue>::default();
         let reporter = Reporter {

@@ -23,14 +23,14 @@ use crate::metrics::Metrics;
 /// ends. The next watch resumes from the bookmark, with one call and without a list.
 pub const WATCH_SECONDS: u32 = 8;
 
-/// Event of an informer.
+/// Event that an informer reports about the objects of its kind.
 #[derive(Debug)]
 pub enum ObjectEvent<K> {
-    /// An object in a list.
+    /// An object that a list contains, changed or not.
     Listed(K),
     /// An object that was created or changed.
     Changed(K),
-    /// Metadata of an object that was listed, created or changed, and does not fit its type.
+    /// Metadata of an object that was listed, created or changed, but does not fit the type `K`.
     Unreadable(ObjectMeta),
     /// Deletion of an object. Field 0: the object's key. Field 1: the object's metadata at the
     /// deletion. `None`: the deletion was not observed, but a later list did not contain the
@@ -39,7 +39,7 @@ pub enum ObjectEvent<K> {
     /// End of a list. Before this event, each known object that the list did not contain was
     /// reported as gone.
     Complete,
-    /// Refusal of a list by the API server, with the status of the answer.
+    /// Refusal of a list by the API server, with the `Status` object in the answer.
     Refused(Box<Status>),
 }
 
@@ -57,15 +57,16 @@ pub fn key(meta: &ObjectMeta) -> String {
     }
 }
 
-/// Whether a list was refused because the cluster does not serve the kind. Only the code of
-/// `status` is compared, because an API server that serves no kind of the group gives no reason.
+/// Whether `status`, the refusal of a list, means that the cluster does not serve the listed kind.
+/// Only the code of `status` is compared, because an API server that serves no kind of the group
+/// gives no reason.
 pub fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
 
-/// Whether a list was refused because the kind cannot be read. Either the cluster does not serve
-/// the kind, or the operator's role has no right to list it. A role that is older than this program
-/// may lack the right.
+/// Whether `status`, the refusal of a list, means that the operator cannot list the kind: either
+/// the cluster does not serve the kind, or the operator's role has no right to list it. A role that
+/// is older than this program may lack the right.
 pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }
@@ -99,8 +100,8 @@ pub async fn watch_guarded<K>(
     run(api, config, metrics, known, |object| unwrap(object, metrics), on_event).await;
 }
 
-/// The object in a [`Guard`]. `Err`: metadata of an object that does not fit its type. Such an
-/// object is logged and counted.
+/// The object in a [`Guard`]. `Err`: the metadata of the object, because the object does not fit
+/// the type `K`. Such an object is logged and counted.
 fn unwrap<K>(Guard(object): Guard<K>, metrics: &Metrics) -> Result<K, Box<ObjectMeta>>
 where
     K: Resource<DynamicType = ()>,
@@ -166,8 +167,9 @@ async fn run<T, K>(
     }
 }
 
-/// Keys that were known at the start of a list, and that the list has not contained so far. When
-/// the list is complete, the objects with the remaining keys are reported as gone.
+/// Keys of the objects that the caller had at the start of a list, and that the list has not
+/// contained so far. When the list is complete, the objects with the remaining keys are reported as
+/// gone.
 #[derive(Default)]
 struct UnlistedKeys(HashSet<String>);
 
@@ -209,7 +211,8 @@ impl UnlistedKeys {
     }
 }
 
-/// Registration of a watched resource in the metrics. Its drop ends the registration.
+/// Registration of a watched resource in the metrics. The drop of a `WatchRegistration` ends the
+/// registration.
 struct WatchRegistration<'a> {
     metrics: &'a Metrics,
     resource: String,
@@ -231,7 +234,8 @@ struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
 /// Longest delay before a failed list or watch is tried again, without jitter.
 const LAST_DELAY: Duration = Duration::from_secs(3);
-/// Time without a failure after which the next failure has the shortest delay.
+/// Time without a failed list or watch after which the next failure is followed by the shortest
+/// delay.
 const FORGIVEN: Duration = Duration::from_secs(30);
 
 impl Iterator for RetryDelays {

@@ -49,16 +49,19 @@ pub struct VersionedSecret {
     version: String,
 }
 
-/// State of an observed object. `None`: the object does not exist.
+/// State of an object that admission needs, as [`Installation::watch`] reports it. `None`: the
+/// object does not exist.
 #[derive(Clone)]
 pub enum ObservedObject {
     /// The admission Secret.
     Secret(Option<VersionedSecret>),
-    /// A webhook configuration or a CRD, reduced to the fields that decisions use.
+    /// A webhook configuration, or the CRD with the conversion webhook. Field 0: which of them.
+    /// Field 1: the object, reduced to the fields that decisions use.
     Configuration(WebhookObject, Option<Value>),
 }
 
-/// Client for the objects that admission needs.
+/// Client for the objects that admission needs: the admission Secret, the webhook configurations,
+/// and the CRD with the conversion webhook.
 #[derive(Clone)]
 pub struct Installation {
     client: Client,
@@ -72,7 +75,8 @@ impl Installation {
         Self { client, namespace: namespace.to_owned(), metrics }
     }
 
-    /// Watches the Secret and the configurations. The receiver gets the existing objects first, and
+    /// Watches the admission Secret, the webhook configurations, and the CRD with the conversion
+    /// webhook, until the process ends. The returned receiver gets the existing objects first, and
     /// then each change.
     pub fn watch(&self) -> mpsc::UnboundedReceiver<ObservedObject> {
         let (sender, seen) = mpsc::unbounded_channel();
@@ -109,15 +113,15 @@ impl Installation {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The Secret as the API server has it now. `None`: the Secret does not exist.
+    /// The admission Secret as the API server has it now. `None`: the Secret does not exist.
     pub async fn secret(&self) -> Result<Option<VersionedSecret>, CallError> {
         Ok(self.secrets().call_get_opt(SECRET).await?.map(sealed))
     }
 
-    /// Replaces the Secret's content, if the Secret has the version of `seen`. Fails if `seen` is
-    /// `None`, because the Secret does not exist then. The Secret is not created here. That would
-    /// need the right to create any Secret, even one into which the API server puts the token of
-    /// another account.
+    /// Replaces the content of the admission Secret. Fails with a conflict if the Secret has
+    /// another resourceVersion than `seen`. Fails if `seen` is `None`, because the Secret does not
+    /// exist then. The Secret is not created here, because its creation would need the right to
+    /// create any Secret, even one into which the API server puts the token of another account.
     pub async fn write_secret(
         &self,
         seen: Option<&VersionedSecret>,
@@ -134,8 +138,8 @@ impl Installation {
         Ok(sealed(count_write(&self.metrics, "Secret", written)?))
     }
 
-    /// Applies `content` to the stored configuration, as a merge patch. Returns the new
-    /// configuration, reduced to the fields that decisions use.
+    /// Applies the merge patch `content` to the object `part`, which is a webhook configuration or
+    /// the CRD. Returns the changed object, reduced to the fields that decisions use.
     pub async fn write(&self, part: WebhookObject, content: &Value) -> Result<Value, CallError> {
         match part {
             WebhookObject::Validating => {
@@ -160,7 +164,8 @@ impl Installation {
         count_write(&self.metrics, part.kind(), written).map(|object| value(&object))
     }
 
-    /// The configuration as the API server has it now. `None`: the configuration does not exist.
+    /// The object `part`, which is a webhook configuration or the CRD, as the API server has it
+    /// now, reduced to the fields that decisions use. `None`: the object does not exist.
     pub async fn read(&self, part: WebhookObject) -> Result<Option<Value>, CallError> {
         let client = self.client.clone();
         let name = name(part);
@@ -180,14 +185,15 @@ impl Installation {
         })
     }
 
-    /// The ClusterRole `name`, as an owner reference for other objects. `None`: the ClusterRole
-    /// does not exist.
+    /// Name and UID of the ClusterRole `name`, for an owner reference to it in other objects.
+    /// `None`: the ClusterRole does not exist.
     pub async fn owner(&self, name: &str) -> Result<Option<OwnerRole>, CallError> {
         let role = Api::<ClusterRole>::all(self.client.clone()).call_get_opt(name).await?;
         Ok(role.and_then(|role| role.uid()).map(|uid| OwnerRole { name: name.to_owned(), uid }))
     }
 
-    /// Whether a Service has a ready endpoint.
+    /// Whether the Service `namespace/name` has a ready endpoint. False if the Service does not
+    /// exist.
     pub async fn is_served(&self, namespace: &str, name: &str) -> Result<bool, CallError> {
         let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
         let of = ListParams::default().labels(&format!("{LABEL_SERVICE_NAME}={name}"));
@@ -208,7 +214,7 @@ impl Installation {
     }
 }
 
-/// Kind of a [`WebhookObject`]. All these kinds are cluster-scoped.
+/// Rust type for one of the kinds of a [`WebhookObject`]. All these kinds are cluster-scoped.
 trait Named:
     Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
     + Clone
@@ -232,8 +238,9 @@ fn name(part: WebhookObject) -> &'static str {
     }
 }
 
-/// Watches the object with the key `key`, and calls `on_state` with each new state. The state
-/// `None`: the object does not exist.
+/// Watches the object with the key `key` (`namespace/name`, or the name of a cluster-scoped object)
+/// until this future is dropped. Calls `on_state` with each new state. `None`: the object does not
+/// exist.
 async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut on_state: impl FnMut(Option<K>))
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
@@ -255,8 +262,8 @@ fn sealed(secret: Secret) -> VersionedSecret {
     VersionedSecret { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
 }
 
-/// The fields of a configuration that decisions use. Of a CRD's versions, only the names are
-/// included, because the versions' schemas are most of a CRD's size.
+/// The fields of `object`, a webhook configuration or a CRD, that decisions use. Of a CRD's
+/// versions, only the names are included, because the versions' schemas are most of a CRD's size.
 fn value(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);

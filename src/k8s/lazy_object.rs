@@ -1,7 +1,7 @@
 //! Objects of which only the metadata has been parsed.
 //!
-//! A process also gets watch events for its own writes, and repeated events. The version is enough
-//! to recognize such an event, so the rest of the object is dropped unparsed.
+//! A process also gets watch events for its own writes, and repeated events. The resourceVersion is
+//! enough to recognize such an event, so the rest of its object is dropped unparsed.
 
 use std::marker::PhantomData;
 
@@ -12,8 +12,8 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// An object of which only name, version, UID and owners are parsed. [`Self::read`] parses the
-/// rest.
+/// An object of which only name, namespace, resourceVersion, UID and owner references are parsed.
+/// [`Self::read`] parses the rest.
 #[derive(Clone, Debug)]
 pub struct LazyObject<K> {
     head: ObjectMeta,
@@ -22,7 +22,7 @@ pub struct LazyObject<K> {
 }
 
 impl<K: DeserializeOwned> LazyObject<K> {
-    /// Parses the whole object.
+    /// Parses the whole object. `Err`: the object does not fit the type `K`.
     pub fn read(&self) -> Result<K, serde_json::Error> {
         serde_json::from_str(self.text.get())
     }

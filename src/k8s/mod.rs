@@ -18,8 +18,8 @@
 //!     annotation;
 //!   * the deletion of a bound Secret, because its name is never used again.
 
-/// Implements the items of `Resource` that name the kind, for a wrapper type. The kind is that of
-/// the wrapped type `$wrapped`.
+/// Items of the trait `Resource` that name the kind, for a wrapper type. The kind is that of the
+/// wrapped type `$wrapped`.
 macro_rules! kind_of {
     ($wrapped:ident) => {
         type DynamicType = <$wrapped as Resource>::DynamicType;
@@ -82,8 +82,7 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// end earlier.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
-/// Reason why a call failed, for most reasons with the name of the call. Callers distinguish only
-/// these reasons.
+/// Reason why a call to the API server failed. Most of the reasons contain the name of the call.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// A conflict: another client changed or created the object first (409).
@@ -115,8 +114,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Kind of the error, for a label of metrics. The kind `refused` means that [`Self::refusal`]
-    /// is not `None`.
+    /// Kind of the error in one word, for a label of metrics. The word `refused` means that
+    /// [`Self::refusal`] is not `None`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Conflict(_) => "conflict",
@@ -165,7 +164,8 @@ impl CallError {
     }
 }
 
-/// Counts a write by the kind of its object and by its outcome. Returns `answer` unchanged.
+/// Counts in the metrics a write to the API server, by the kind of the written object and by the
+/// outcome in `answer`. Returns `answer` unchanged.
 fn count_write<T>(
     metrics: &Metrics,
     kind: &str,

@@ -36,26 +36,28 @@ const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// condition within two seconds.
 const UNANSWERED: i64 = 10;
 
-/// Watch of the Lease's holder. Every replica runs this watch.
+/// Task that reports a controller other than this operator that holds the Lease for leader
+/// election. Every replica runs this task.
 pub struct LeaseHolderWatch {
     /// Client for IPPool's CRD.
     pub client: Client,
-    /// Namespace and name of the Lease.
+    /// Namespace and name of the Lease for leader election.
     pub lease: (String, String),
-    /// Source of the Lease's holder.
+    /// Source of the identity of the Lease's holder.
     pub leadership: Arc<Leadership>,
-    /// Source of the LoadBalancers.
+    /// Source of the LoadBalancers that may get the condition.
     pub views: Views,
-    /// Writer of the condition.
+    /// Writer of the condition that names the Lease's holder.
     pub writer: ApiWriter,
-    /// Sender of the Event.
+    /// Sender of the Event that names the Lease's holder.
     pub events: EventRecorder,
     /// Metrics of this process.
     pub metrics: Metrics,
 }
 
 impl LeaseHolderWatch {
-    /// Reports each other controller that holds the Lease, until the process ends.
+    /// Reports each controller other than this operator that holds the Lease, by log, Event, metric
+    /// and condition, until the process ends.
     pub async fn run(self) {
         let mut other = self.leadership.other_controller();
         loop {
@@ -88,9 +90,9 @@ impl LeaseHolderWatch {
         self.events.warning(lease, reason::OTHER_CONTROLLER, note);
     }
 
-    /// Removes the status subresource of IPPool after each interval [`CHECK_FORM`], because a chart
-    /// or an admin may put the subresource back. `holder`: identity of the other controller that
-    /// holds the Lease. `None`: there is no such controller, and this future never ends.
+    /// Removes the status subresource from IPPool's CRD again after each interval [`CHECK_FORM`],
+    /// because a chart or an admin may have added it. `holder`: identity of the other controller
+    /// that holds the Lease. `None`: there is no such controller, and this future never ends.
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
@@ -104,8 +106,9 @@ impl LeaseHolderWatch {
 
     /// Removes the status subresource from IPPool's CRD. The Go controller writes the status with
     /// plain updates (`pkg/ipam/store/store.go`, `Reserve`). Where the CRD has the subresource, the
-    /// API server drops the status of a plain update. Returns the text to report. Empty: there is
-    /// nothing to report.
+    /// API server drops the status of a plain update. Returns the text for the log and the Event:
+    /// the subresource was removed, or could not be removed. Empty: the CRD had no status
+    /// subresource.
     async fn keep_records(&self) -> &'static str {
         match self.remove_subresource().await {
             Ok(false) => "",

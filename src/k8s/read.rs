@@ -26,14 +26,16 @@ impl ApiReader {
         Self(client)
     }
 
-    /// UID of the LoadBalancer with this name. `None`: the LoadBalancer does not exist.
+    /// UID of the LoadBalancer `namespace/name`, as the API server has it now. `None`: the
+    /// LoadBalancer does not exist.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
         let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(self.0.clone(), namespace);
         let lb = Box::pin(api.call_get_if_served(name)).await?;
         Ok(lb.map(|lb| lb.uid().unwrap_or_default()))
     }
 
-    /// The LoadBalancer with this name. `None`: the LoadBalancer does not exist.
+    /// The LoadBalancer `namespace/name`, as the API server has it now. `None`: the LoadBalancer
+    /// does not exist.
     pub async fn load_balancer(
         &self,
         namespace: &str,
@@ -43,9 +45,9 @@ impl ApiReader {
         Box::pin(api.call_get_if_served(name)).await
     }
 
-    /// Facts of all pools as the API server has them now. Lists the metadata of all pools. Reads a
-    /// pool if the views do not have the facts of its present generation. Omits a pool that cannot
-    /// be read.
+    /// Facts of all pools as the API server has them now. Lists the metadata of all pools. Takes
+    /// the facts of a pool from `views` if they are of the pool's present generation, and otherwise
+    /// reads the pool. Omits a pool that cannot be read.
     pub async fn pools(&self, views: &Views) -> Result<Vec<Arc<PoolFacts>>, CallError> {
         let api = Api::<PartialObjectMeta<IPPool>>::all(self.0.clone());
         let listed = Box::pin(api.call_list(&ListParams::default())).await?;
@@ -56,7 +58,7 @@ impl ApiReader {
         Ok(stream::iter(facts).buffered(READS).filter_map(future::ready).collect().await)
     }
 
-    /// Facts of a pool. `None`: the pool does not exist.
+    /// Facts of the pool `name`, as the API server has it now. `None`: the pool does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
         let pool = Box::pin(Api::<IPPool>::all(self.0.clone()).call_get_if_served(name)).await?;
         Ok(pool.map(|pool| {

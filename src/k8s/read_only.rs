@@ -30,7 +30,7 @@ pub struct WithheldWrite(Method, String);
 pub struct RefusedReads(Arc<Mutex<BTreeMap<RoleRead, ReadFailure>>>);
 
 impl RefusedReads {
-    /// Each refused read, with the reason of the refusal.
+    /// Copy of the map: each read that the API server refused or could not serve, with the reason.
     pub fn all(&self) -> BTreeMap<RoleRead, ReadFailure> {
         lock(&self.0).clone()
     }
@@ -50,8 +50,8 @@ impl RefusedReads {
     }
 }
 
-/// HTTP service that sends only GETs that are no watches, and notes each GET that the API server
-/// refused.
+/// HTTP service that sends only GETs that are no watches. A request with another method fails, and
+/// a watch gets no answer. Adds each GET that the API server refused to `refusals`.
 #[derive(Clone)]
 pub(super) struct ReadOnly<S> {
     inner: S,

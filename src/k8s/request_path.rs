@@ -2,7 +2,8 @@
 
 use http::Uri;
 
-/// Plural name of the watched resource. `None`: the request is not a watch.
+/// Plural name of the resource that a request with this URI watches. `None`: the request is not a
+/// watch.
 pub(super) fn watched(uri: &Uri) -> Option<String> {
     let is_watch = uri.query()?.split('&').any(|part| part == "watch=true" || part == "watch=1");
     is_watch.then(|| resource_at(uri.path()).to_owned())

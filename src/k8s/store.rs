@@ -32,12 +32,13 @@ impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> StoreWriter<K> {
         self.0.as_reader()
     }
 
-    /// Adds or replaces an object.
+    /// Adds an object to the store, or replaces the object with the same namespace and name.
     pub fn set(&mut self, object: K) {
         self.0.apply_watcher_event(&Event::Apply(object));
     }
 
-    /// Removes an object, by `namespace/name`.
+    /// Removes the object with the key `key`, which is a `namespace/name`. Does nothing if the
+    /// store does not have the object.
     pub fn remove(&mut self, key: &str) {
         if let Some((namespace, name)) = key.split_once('/') {
             // kube-runtime's `Writer` reads only the namespace and the name of the object.

@@ -43,14 +43,15 @@ pub struct ReadResult {
     /// LoadBalancers that get no address, because their guest cluster is being removed. The key is
     /// the LoadBalancer's `namespace/name`. The value is the reason.
     pub removals: BTreeMap<String, NoAddressReason>,
-    /// Views of all other objects.
+    /// Views of all objects, including those other than pools and LoadBalancers.
     pub views: Views,
     /// Resources whose list was not complete in time. Their objects may be missing in `views`.
     pub late: Vec<&'static str>,
 }
 
 /// Reads pools and LoadBalancers, and the objects that their addresses depend on. Does not wait for
-/// a read that `refusals` contains. Fails if pools or LoadBalancers cannot be listed.
+/// a read that `refusals` contains. Fails if pools or LoadBalancers cannot be listed. `namespace`
+/// is the operator's own namespace, and `dhcp` has the operator's options about DHCP networks.
 pub async fn read(
     client: &Client,
     refusals: &RefusedReads,
@@ -96,8 +97,8 @@ pub async fn read(
     Ok(ReadResult { stored, pools, imported: names, removals, views, late })
 }
 
-/// Pools that the operator makes from kube-vip's ConfigMap before it allocates the first address.
-/// Empty if the ConfigMap cannot be read.
+/// Pools that the operator would make from kube-vip's ConfigMap before it allocates the first
+/// address. Empty if the ConfigMap does not exist, cannot be read, or was imported before.
 async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<IPPool> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), kube_vip_import::NAMESPACE);
     let Ok(Some(map)) = maps.call_get_opt(kube_vip_import::NAME).await else { return Vec::new() };
@@ -118,8 +119,9 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     .collect()
 }
 
-/// Allocated addresses of LoadBalancers, by the LoadBalancer's `namespace/name`. LoadBalancers
-/// whose address kube-vip leases are omitted.
+/// Value of `status.allocatedAddress.ip` of each LoadBalancer, by the LoadBalancer's
+/// `namespace/name`. Omits LoadBalancers without such an address, and those whose address kube-vip
+/// leases.
 pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, String>> {
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut Vec::new()).await?;
     let address = |lb: &LoadBalancer| {
@@ -129,7 +131,8 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
     Ok(lbs.iter().filter_map(|lb| Some((facts::name(&lb.lb), address(&lb.lb)?))).collect())
 }
 
-/// Error for the failed list of `resource`. Without this list there is no forecast.
+/// Error with which [`read`] fails because the list of `resource` failed with `error`. `refusals`
+/// shows whether the cluster does not serve `resource`.
 fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
     let unserved =
@@ -143,9 +146,9 @@ fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::
     }
 }
 
-/// Every object of a kind. An object that does not fit its type is added to `unreadable`: field 0
-/// is its kind and key, and field 1 is the reason. `page` is the number of objects in one page of
-/// the list.
+/// Every object of the kind `K`, in all namespaces, except those that do not fit the type. An
+/// object that does not fit its type is added to `unreadable`: field 0 is its kind and key, and
+/// field 1 is the reason. `page` is the number of objects in one page of the list.
 pub async fn list<K>(
     client: &Client,
     page: u32,

@@ -74,8 +74,8 @@ pub struct Leadership {
     until: AtomicU64,
     leading: watch::Sender<bool>,
     claim: watch::Sender<LeadershipClaim>,
-    /// Identity of another controller that holds the Lease. `None`: a replica of this operator
-    /// holds it, or no process does.
+    /// Identity of the Lease's holder, if the holder is another controller than this operator.
+    /// `None`: a replica of this operator holds the Lease, or no process does.
     other: watch::Sender<Option<String>>,
     /// End of the elector's last round, in milliseconds since `started`.
     last_round: AtomicU64,
@@ -111,8 +111,8 @@ impl Leadership {
         self.now() < Duration::from_millis(self.until.load(Ordering::Acquire))
     }
 
-    /// Returns a receiver of the flag whether this process leads. The receiver is notified of each
-    /// change.
+    /// Returns a receiver of a flag, which is true while this process leads. The receiver is
+    /// notified of each change.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.leading.subscribe()
     }
@@ -163,7 +163,8 @@ impl Leadership {
         notes
     }
 
-    /// Time since the end of the elector's last round, successful or failed.
+    /// Time since the end of the elector's last round, successful or failed. Before the first round
+    /// ends: time since the creation of this value.
     pub fn silence(&self) -> Duration {
         self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
     }
@@ -370,8 +371,8 @@ impl LeaderElector {
         Ok(RoundResult::Pause(self.pace.renew_every()))
     }
 
-    /// Writes this process's answer to the Lease, if there is an answer and the Lease has not
-    /// changed since it was read.
+    /// Writes this process's answer into `lease`, the Lease as it was read. Does nothing if there
+    /// is no answer or no Lease. Fails with a conflict if the Lease has changed since it was read.
     async fn give_answer(
         &self,
         calls: &TimedApi<'_, Lease>,
@@ -411,8 +412,8 @@ impl LeaderElector {
     }
 }
 
-/// Sets the question in the annotations. `None` removes the question. If the question changes, the
-/// answer to the old question is removed.
+/// Sets the leader's question in the annotations of the Lease. `None` removes the question. If the
+/// question changes, the answer to the old question is removed.
 fn put_question(annotations: &mut BTreeMap<String, String>, question: Option<String>) {
     if annotations.get(ANNOTATION_LEASE_QUESTION) != question.as_ref() {
         annotations.remove(ANNOTATION_LEASE_ANSWER);
@@ -421,7 +422,7 @@ fn put_question(annotations: &mut BTreeMap<String, String>, question: Option<Str
     }
 }
 
-/// The facts of a Lease that decisions use.
+/// The facts of a Lease that decisions about leadership use.
 pub fn seen(lease: &Lease) -> LeaseSeen {
     let spec = lease.spec.clone().unwrap_or_default();
     let annotations = lease.metadata.annotations.clone().unwrap_or_default();

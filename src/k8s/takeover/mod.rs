@@ -99,8 +99,8 @@ impl TakeoverClient {
         Ok(found.pop())
     }
 
-    /// Replicas of a Deployment, and the number of its pods that have not ended. A pod that is
-    /// being deleted counts until it has ended.
+    /// Numbers of replicas of a Deployment, with the number of its pods that have not ended.
+    /// `None`: `deployment` is `None`. A pod that is being deleted counts until it has ended.
     async fn replicas(&self, deployment: Option<Deployment>) -> anyhow::Result<Option<Replicas>> {
         let Some(deployment) = deployment else { return Ok(None) };
         let selector =
@@ -127,13 +127,14 @@ impl TakeoverClient {
         Api::namespaced_with(self.client.clone(), &self.chart.0, &kind)
     }
 
-    /// The ManagedChart. `None`: the ManagedChart does not exist, or the kind is not served because
-    /// no Rancher manages this Harvester.
+    /// Harvester's ManagedChart. `None`: the ManagedChart does not exist, or the kind is not served
+    /// because no Rancher manages this Harvester.
     async fn managed_chart(&self) -> Result<Option<DynamicObject>, CallError> {
         self.charts().within(PATIENCE).call_get_if_served(&self.chart.1).await
     }
 
-    /// Holder of the Lease. [`Leader::None`]: the Lease is free, has expired or does not exist.
+    /// Holder of the Lease that the Go controller and the operator compete for. [`Leader::None`]:
+    /// the Lease is free, has expired or does not exist.
     pub async fn leader(&self) -> anyhow::Result<Leader> {
         let (namespace, name) = &self.lease;
         let api = Api::<Lease>::namespaced(self.client.clone(), namespace);
@@ -141,17 +142,17 @@ impl TakeoverClient {
         Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
     }
 
-    /// Reads whether the webhooks of the Go controller or those of the operator check objects at
-    /// admission.
+    /// Reads from the ValidatingWebhookConfiguration whether the operator's webhooks check objects
+    /// at admission, or other webhooks, such as those of the Go controller.
     pub async fn admission(&self) -> anyhow::Result<WebhookContent> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
         let found = api.within(PATIENCE).call_get_opt(CONFIGURATION).await?;
         Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
     }
 
-    /// Carries out the write of `step`. A step without a write has no effect. If another client has
-    /// changed the object after the object was read, the object is left as it is. The next decision
-    /// includes the change.
+    /// Carries out the write of `step`. A step without a write has no effect. Succeeds without a
+    /// write if another client has changed the object meanwhile: the caller reads the state again,
+    /// and decides again.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
             TakeoverStep::KeepCrd(name) => self.keep(name).await,
@@ -207,9 +208,9 @@ impl TakeoverClient {
         Ok(())
     }
 
-    /// Starts `program` with the number of replicas in `start`, and removes the annotation with the
-    /// number of replicas before the stop. `start: None`: stops the program, and records its number
-    /// of replicas in that annotation.
+    /// Starts or stops `program` by the number of replicas of its Deployment. `start: None`: sets
+    /// the number to 0, and records the former number in the annotation [`ANNOTATION_REPLICAS`].
+    /// Otherwise sets the number in `start`, and removes the annotation.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let (namespace, name) = &self.controller;
         let stored = match program {
@@ -246,8 +247,8 @@ fn name(meta: &ObjectMeta) -> String {
     format!("{}/{}", part(&meta.namespace), part(&meta.name))
 }
 
-/// Numbers of replicas that the Deployment shows: wanted now, ready, and wanted before the stop.
-/// `running` is 0 here, because only the pods show how many run.
+/// Numbers of replicas that a Deployment shows: wanted now, ready, and wanted before the take-over
+/// stopped the program. `running` is 0 here, because only the pods show how many run.
 fn replicas(deployment: &Deployment) -> Replicas {
     let status = deployment.status.clone().unwrap_or_default();
     let before = deployment.annotations().get(ANNOTATION_REPLICAS);

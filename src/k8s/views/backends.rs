@@ -39,8 +39,8 @@ impl Views {
     }
 
     /// VMs that the LoadBalancer `namespace/name` selects, each with its address and state as a
-    /// backend. `own` is the LoadBalancer's address. `last` returns the last known address of a VM
-    /// by the VM's UID.
+    /// backend. `wants` has the conditions that the address of a VM must meet. `own` is the
+    /// LoadBalancer's address. `last` returns the last known address of a VM by the VM's UID.
     pub fn backends(
         &self,
         (namespace, name): (&str, &str),

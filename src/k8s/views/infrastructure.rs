@@ -42,13 +42,13 @@ impl InfrastructureAddresses {
         lock(&self.0).reservations(address).cloned().collect()
     }
 
-    /// Whether an address belongs to a node.
+    /// Whether `address` is an address of a node in the view.
     pub fn is_node(&self, address: IpAddr) -> bool {
         lock(&self.0).is_node(address)
     }
 
-    /// A copy of the state: the objects, each with the networks that it reserves. A single address
-    /// counts as a network with one address.
+    /// A copy of the state: the objects that reserve addresses, each with the networks that it
+    /// reserves. A single address counts as a network with one address.
     pub fn snapshot(&self) -> Infrastructure {
         lock(&self.0).clone()
     }
@@ -65,8 +65,8 @@ impl InfrastructureAddresses {
         lock(&self.0).set(object, networks)
     }
 
-    /// Names of the objects of one kind. `name` returns the name of an object of this kind. For an
-    /// object of another kind, `name` returns `None`.
+    /// Names of the objects of one kind, among the objects that reserve addresses. `name` selects
+    /// the kind: it returns the name of an object of this kind, and `None` for any other object.
     fn names(&self, name: impl Fn(&Reserved) -> Option<String>) -> HashSet<String> {
         lock(&self.0).entries().filter_map(|(object, _)| name(object)).collect()
     }
@@ -128,8 +128,9 @@ pub(super) async fn watch_services(at: InformerContext) {
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Networks that a Service reserves, by the kind of reservation. A Service has networks of the kind
-/// `Ingress` or of the kind `OwnIngress`, but never of both.
+/// Networks that a Service reserves: its cluster addresses (`ClusterIp`), and the addresses in its
+/// status. The latter are `OwnIngress` if a LoadBalancer owns the Service, and otherwise `Ingress`.
+/// The list of `OwnIngress` or the list of `Ingress` is always empty.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     let name = key(service.meta());
     let ingress = service.status.load_balancer.ingress.iter().flatten();
@@ -143,7 +144,7 @@ fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     ]
 }
 
-/// Whether a Service names a LoadBalancer as its owner.
+/// Whether the Service has an owner reference to a LoadBalancer.
 fn is_own(service: &ServiceAddresses) -> bool {
     let owners = service.meta().owner_references.as_deref().unwrap_or_default();
     owners.iter().any(|o| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP))

@@ -28,7 +28,7 @@ use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key};
 use crate::k8s::store::{self, StoreWriter};
 
-/// Lease of a network's agent, as last observed.
+/// Lease (`coordination.k8s.io/v1`) that a network's agent holds, as last observed.
 struct ObservedAgent {
     holding: AgentLease,
     /// Time when the Lease was last observed to change. `None`: the Lease was abandoned before this
@@ -42,7 +42,7 @@ impl ObservedAgent {
     }
 }
 
-/// The Leases of networks' agents, by name.
+/// The Leases (`coordination.k8s.io/v1`) that networks' agents hold, by the Lease's name.
 #[derive(Default)]
 pub(super) struct AgentIndex(HashMap<String, ObservedAgent>);
 
@@ -78,7 +78,8 @@ impl Views {
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
     }
 
-    /// Whether the cluster does not serve VirtualMachineInstances.
+    /// Whether the list of VirtualMachineInstances was refused because the cluster does not serve
+    /// them.
     pub fn has_no_vms(&self) -> bool {
         self.index.no_vms.load(Ordering::Relaxed)
     }
@@ -97,7 +98,7 @@ impl Views {
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Form of the DHCP client identifiers on a network.
+    /// Form of the DHCP client identifiers on a network: `duid`, `mac` or `none`.
     pub fn client_id_form(&self, network: &str) -> ClientIdForm {
         let networks = lock(&self.index.networks);
         let known = networks.get(network).map(|known| &known.declaration);
@@ -114,8 +115,8 @@ impl Views {
         self.records.find(same).map(|record| key(record.meta()))
     }
 
-    /// All networks that request an agent, have an agent, or have an annotation with the state of
-    /// an agent.
+    /// All networks whose annotations or the operator's options ask for an agent, even if the
+    /// operator creates none, and all networks that have an annotation with the state of an agent.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
         let networks = lock(&self.index.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
@@ -140,13 +141,14 @@ impl Views {
         agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
     }
 
-    /// Whether any node has the label `label`, which marks the nodes on a cluster network.
+    /// Whether any node has the label with the key `label`, which marks the nodes on a cluster
+    /// network.
     pub fn has_node(&self, label: &str) -> bool {
         lock(&self.index.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
 
-    /// Record of the LoadBalancer `lb`, which is a `namespace/name`. `None`: the view has no such
-    /// record.
+    /// Record (DHCPLease) of the LoadBalancer `lb`, which is a `namespace/name`. `None`: the view
+    /// has no such record.
     pub fn record(&self, lb: &str) -> Option<Arc<DHCPLease>> {
         let (namespace, name) = lb.split_once('/')?;
         self.records.get(&ObjectRef::new(name).within(namespace))
@@ -173,7 +175,7 @@ impl Views {
         self.dhcp.of(lb, &self.around(lb))
     }
 
-    /// Networks on which a LoadBalancer without an address waits for a lease.
+    /// Networks on which at least one LoadBalancer has no address and waits for a lease.
     pub fn leasing_networks(&self) -> HashSet<String> {
         let waits = |lb: &LoadBalancer| !facts::wants_pool(lb) && !facts::has_address(lb);
         let waiting = self.load_balancers.state_filter(waits);
@@ -181,7 +183,8 @@ impl Views {
         networks.filter(|network| !network.is_empty()).collect()
     }
 
-    /// Enqueues every LoadBalancer that has a lease on `network`, or waits for one there.
+    /// Enqueues every LoadBalancer that has a record (DHCPLease) for `network`, or waits for a
+    /// lease there.
     pub fn enqueue_lbs_leasing_on(&self, network: &str) {
         let on_it = |record: &DHCPLease| record.spec.network == network;
         let records = self.records.state_filter(on_it);
@@ -247,7 +250,7 @@ pub(super) async fn watch_records(at: InformerContext, mut writer: StoreWriter<D
     informer::watch_guarded(api, Config::default(), &metrics, known, on_event).await;
 }
 
-/// Applies an event of a record to the view, and enqueues the record's LoadBalancer.
+/// Applies an event of a record (DHCPLease) to the view, and enqueues the record's LoadBalancer.
 pub(super) fn apply_record(
     at: &InformerContext,
     writer: &mut StoreWriter<DHCPLease>,
@@ -290,8 +293,8 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
 }
 
 impl AgentIndex {
-    /// Stores the content of a Lease that was observed at the time `now`. `utc`: the same time as a
-    /// date. Returns whether the Lease has another holder than before.
+    /// Stores the content of the agent's Lease `name`, which was observed at the time `now`. `utc`:
+    /// the same time as a date. Returns whether the Lease has another holder than before.
     fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
         let since = match self.0.get(name) {
             Some(known) if known.holding == holding => return false,
@@ -321,7 +324,7 @@ fn moment(time: MicroTime) -> Option<DateTime<FixedOffset>> {
     DateTime::from_timestamp(time.0.as_second(), 0).map(|time| time.fixed_offset())
 }
 
-/// Reference to the LoadBalancer that a record belongs to.
+/// Reference to the LoadBalancer that the record (DHCPLease) belongs to.
 pub fn lb_of(record: &DHCPLease) -> ObjectRef<LoadBalancer> {
     ObjectRef::new(&record.name_any()).within(&record.namespace().unwrap_or_default())
 }

@@ -7,7 +7,7 @@ use super::{ENDPOINTS, ViewPart, Views};
 /// Interval between two checks whether each list is complete or refused.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Parts of the views. The second and third fields are the verb and the resource of the read that
+/// All parts of the views. Field 0: the part. Fields 1 and 2: verb and resource of the read that
 /// fills the part.
 const READS: [(ViewPart, &str, &str); 17] = [
     (ViewPart::LoadBalancers, "list", "loadbalancers"),
@@ -35,13 +35,14 @@ impl Views {
         let _ = tokio::time::timeout(patience, self.wait_for(ViewPart::Networks as u32)).await;
     }
 
-    /// Whether every kind that endpoints depend on was listed at least once.
+    /// Whether every kind that the endpoints of vm LoadBalancers depend on was listed at least
+    /// once.
     pub fn endpoints_synced(&self) -> bool {
         *self.synced.borrow() & ENDPOINTS == ENDPOINTS
     }
 
-    /// Waits until every kind that endpoints depend on was listed at least once. The wait has no
-    /// end where KubeVirt is not installed.
+    /// Waits until every kind that the endpoints of vm LoadBalancers depend on was listed at least
+    /// once. The wait has no end where KubeVirt is not installed.
     pub async fn wait_for_endpoints(&self) {
         self.wait_for(ENDPOINTS).await;
     }

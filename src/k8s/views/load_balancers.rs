@@ -25,13 +25,13 @@ impl Views {
         self.load_balancers.get(&ObjectRef::new(name).within(namespace))?.uid()
     }
 
-    /// Whether the view has this LoadBalancer, with the same UID.
+    /// Whether the view has a LoadBalancer with the namespace, name and UID of `lb`.
     pub fn has(&self, lb: &LoadBalancer) -> bool {
         let key = ObjectRef::from_obj(lb);
         self.load_balancers.get(&key).is_some_and(|seen| seen.metadata.uid == lb.metadata.uid)
     }
 
-    /// Differences between the stored LoadBalancer and the view's copy.
+    /// Differences between the stored LoadBalancer and the view's copy `lb`.
     pub fn trimming(&self, lb: &LoadBalancer) -> LbTrimming {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
         lock(&self.index.uids).get(uid).copied().unwrap_or_default()
@@ -112,8 +112,9 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// LoadBalancer in the view with the name in `meta`, but with another UID. That LoadBalancer was
-/// deleted, but a list does not report the deletion.
+/// LoadBalancer in the view with the name in `meta`, but with another UID: it was deleted, and
+/// `meta` is of a new LoadBalancer. A list does not report such a deletion. `None`: there is no
+/// such LoadBalancer.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
     let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
     let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

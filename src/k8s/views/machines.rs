@@ -31,16 +31,16 @@ pub(super) struct GuestRemovals {
 }
 
 impl GuestRemovals {
-    /// Name of a VM that shows the removal of the cluster. If several VMs show it, the name that is
-    /// first in the alphabet. `None`: no VM shows the removal.
+    /// Name of a VM that shows the removal of the guest cluster. If several VMs show it, the name
+    /// that is first in the alphabet. `None`: no VM shows the removal.
     pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
         let key = (namespace.to_owned(), cluster.to_owned());
         self.by_cluster.get(&key)?.first().cloned()
     }
 
-    /// Sets the cluster whose removal a VM shows. `None`: the VM shows no removal. `vm` is the VM's
-    /// `namespace/name`. Returns the clusters for which the result of [`Self::of`] may have
-    /// changed.
+    /// Records that the VM `vm`, a `namespace/name`, shows the removal of the guest cluster
+    /// `cluster`. `None`: the VM shows no removal. Returns the clusters for which the result of
+    /// [`Self::of`] may have changed.
     fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
         let Some((namespace, name)) = vm.split_once('/') else { return Vec::new() };
         let now = cluster.map(|cluster| (namespace.to_owned(), cluster));

@@ -123,7 +123,7 @@ pub struct Views {
     synced: watch::Receiver<u32>,
 }
 
-/// Facts from objects, with an index for each kind.
+/// Facts from the observed objects, with an index for each kind of object.
 #[derive(Default)]
 struct ViewIndexes {
     projects: Mutex<HashMap<String, Project>>,
@@ -132,15 +132,16 @@ struct ViewIndexes {
     agents: Mutex<leases::AgentIndex>,
     removals: Mutex<GuestRemovals>,
     vms: Mutex<LabelIndex>,
-    /// Whether the cluster does not serve VirtualMachineInstances.
+    /// Whether the list of VirtualMachineInstances was refused because the cluster does not serve
+    /// them.
     no_vms: AtomicBool,
     nodes: Mutex<HashMap<String, vms::KnownNode>>,
     networks: Mutex<networks::NetworkIndex>,
     /// Links of nodes for VLANs, from HostNetworkConfigs.
     host_links: Mutex<HostLinks>,
     pools: Mutex<pools::PoolIndex>,
-    /// LoadBalancers whose VMs have changed. The value is the time since when the LoadBalancer's
-    /// EndpointSlices may be out of date.
+    /// LoadBalancers whose VMs have changed since the last [`Views::take_touched`]. The value is
+    /// the time since when the LoadBalancer's EndpointSlices may be out of date.
     touched: Mutex<HashMap<LbKey, Instant>>,
     /// UIDs of all existing LoadBalancers, each with the differences between the stored
     /// LoadBalancer and the view's copy.
@@ -150,7 +151,7 @@ struct ViewIndexes {
 }
 
 /// Writers of the two stores in [`Views`], and of the set of listed parts. [`Views`] itself only
-/// reads them.
+/// reads the stores and the set.
 struct ViewWriters {
     load_balancers: StoreWriter<LoadBalancer>,
     records: StoreWriter<DHCPLease>,
@@ -158,7 +159,7 @@ struct ViewWriters {
     listed: watch::Sender<u32>,
 }
 
-/// Inputs that all informers share.
+/// Inputs that all informers of the views share.
 #[derive(Clone)]
 struct InformerContext {
     client: Client,
@@ -202,8 +203,9 @@ impl Views {
         (views, ViewWriters { load_balancers, records, listed })
     }
 
-    /// Starts the informers. They run until the process ends. `namespace` is the operator's own
-    /// namespace, and `dhcp` has the operator's options about DHCP networks.
+    /// Starts the informers, and returns the views that they fill. The informers run until the
+    /// process ends. `namespace` is the operator's own namespace, and `dhcp` has the operator's
+    /// options about DHCP networks.
     pub fn start(
         client: &Client,
         namespace: &str,
@@ -271,7 +273,8 @@ impl Views {
     }
 
     /// Facts from other objects that a LoadBalancer's address depends on: the project of its
-    /// namespace, and the network of its guest cluster's VMs.
+    /// namespace, and the network of its guest cluster's VMs, if the LoadBalancer itself names no
+    /// network.
     pub fn around(&self, lb: &LoadBalancer) -> LbSurroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm_network = facts::asks_vms_for_network(lb).and_then(|cluster| {
@@ -325,7 +328,8 @@ impl Views {
         lock(&self.index.host_links).link(attachment)
     }
 
-    /// Address range of a network. `None`: the range is not known.
+    /// Address range of the network `network`, which is a `namespace/name`. `None`: the range is
+    /// not known.
     pub fn network_range(&self, network: &str) -> Option<NetworkRange> {
         lock(&self.index.networks).get(network)?.range
     }
@@ -341,7 +345,8 @@ impl Views {
         Some(lock(&self.index.networks).get(network)?.vlan)
     }
 
-    /// Segment where the addresses of a network are announced.
+    /// Segment where the addresses of the network `network`, which is a `namespace/name`, are
+    /// announced.
     pub fn segment(&self, network: &str) -> Segment {
         // The order matters: if `listed` is true, the list was complete before the network is read
         // below.
@@ -353,16 +358,16 @@ impl Views {
         *self.synced.borrow() & part as u32 != 0
     }
 
-    /// A VM, and the topology of its node. `key` is the VM's `namespace/name`. `None`: the VM or
-    /// its node is not in the view.
+    /// A VM, and the topology (region and zone) of its node. `key` is the VM's `namespace/name`.
+    /// `None`: the VM or its node is not in the view.
     pub fn whereabouts(&self, key: &str) -> Option<(Vm, Topology)> {
         let vm = lock(&self.index.vms).vm(key).cloned()?;
         let topology = lock(&self.index.nodes).get(&*vm.node)?.topology.clone();
         Some((vm, topology))
     }
 
-    /// Whether a Service still requests the address of the LoadBalancer `owner`. Until that Service
-    /// is gone, no other LoadBalancer may get the address. True as long as Services are not listed,
+    /// Whether the view has a Service that the LoadBalancer `owner` owns. Until that Service is
+    /// gone, no other LoadBalancer may get the address of `owner`. True before Services are listed,
     /// because there may be such a Service.
     pub fn is_served(&self, owner: &Owner) -> bool {
         *self.synced.borrow() & ViewPart::Services as u32 == 0
@@ -372,9 +377,9 @@ impl Views {
                 .any(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
     }
 
-    /// Returns the time since when the LoadBalancer's EndpointSlices may be out of date, and
-    /// removes this time from the index. `None`: no VM of the LoadBalancer has changed since the
-    /// last call.
+    /// Returns the time since when the EndpointSlices of the LoadBalancer `lb`, a `namespace/name`,
+    /// may be out of date, and removes this time from the index. `None`: no VM of the LoadBalancer
+    /// has changed since the last call.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.index.touched).remove(lb)
     }

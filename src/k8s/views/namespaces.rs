@@ -22,7 +22,7 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 /// Applies an event of a namespace to the view, and enqueues the LoadBalancers in the namespace if
-/// other pools may serve them now.
+/// its project has changed, because other pools may serve them now.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NamespaceMetadata>) {
     let views = &at.views;
     match event {

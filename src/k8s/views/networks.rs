@@ -50,7 +50,7 @@ struct NetworkRoute {
     cidr: String,
     #[serde(default)]
     gateway: String,
-    /// Whether the network has changed since the addresses were detected.
+    /// Whether the network has changed since Harvester detected the subnet and the router.
     #[serde(default)]
     outdated: bool,
 }
@@ -63,9 +63,9 @@ pub(super) async fn watch(at: InformerContext) {
     informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
-/// Applies an event of a network to the view. Enqueues the LoadBalancers that depend on the changed
-/// facts. Reports [`ChangeEvent::Networks`] if the bridge or VLAN has changed, or a list is
-/// complete.
+/// Applies an event of a network to the view. Enqueues the LoadBalancers that depend on the facts
+/// of the network that have changed. Reports [`ChangeEvent::Networks`] if the network's bridge or
+/// VLAN has changed, or a list of networks is complete.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDefinition>) {
     let views = &at.views;
     match event {
@@ -101,8 +101,8 @@ impl Views {
         self.notify_of_network(network, change);
     }
 
-    /// Enqueues the LoadBalancers that depend on the changed facts of `network`. Reports a changed
-    /// attachment as [`ChangeEvent::Networks`].
+    /// Enqueues the LoadBalancers that depend on the facts of `network` that have changed according
+    /// to `change`. Reports a changed bridge or VLAN as [`ChangeEvent::Networks`].
     fn notify_of_network(&self, network: &str, change: NetworkChange) {
         if change.attachment {
             let users = self.load_balancers.state_filter(|lb: &LoadBalancer| {
@@ -216,7 +216,8 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     NetworkFacts { vlan, attachment, range: range(network), declaration, status, reference }
 }
 
-/// Form of a network's configuration, which decides whether an agent can attach to the network.
+/// Form of a network's CNI configuration: a bridge, a bridge with several VLANs (trunk), or another
+/// one. The form decides whether an agent can attach to the network.
 fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
     match serde_json::from_str::<BridgePlugin>(&network.spec.config) {
         Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => NetworkForm::Other,

@@ -15,7 +15,7 @@ use crate::api::LoadBalancer;
 use crate::domain::Owner;
 use crate::domain::vm_backends::selector_index::LbKey;
 
-/// A change in the cluster for the leader to handle.
+/// A change of observed objects that the leader must handle.
 #[derive(Clone, Debug)]
 pub enum ChangeEvent {
     /// A LoadBalancer was created or changed, or an object that the LoadBalancer depends on has
@@ -36,15 +36,15 @@ pub enum ChangeEvent {
     Moved(Box<str>),
 }
 
-/// Function of the leader that gets each change. The informer waits until the function returns, so
-/// the function only puts the change into a queue.
+/// Function of the leader that is called for each change. The informer waits until the function
+/// returns, so the function only puts the change into a queue.
 type ChangeHandler = Arc<dyn Fn(ChangeEvent) + Send + Sync>;
 
 /// The leader's handler of changes. `None`: this process does not lead.
 #[derive(Clone, Default)]
 pub(super) struct ChangeNotifier(Arc<Mutex<Option<ChangeHandler>>>);
 
-/// Registration of the leader's handler. Its drop ends the registration.
+/// Registration of the leader's handler. The drop of a `ChangeSubscription` ends the registration.
 pub struct ChangeSubscription {
     notifier: ChangeNotifier,
     handler: ChangeHandler,
@@ -99,14 +99,16 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers that select a VM on the network.
+    /// Enqueues the LoadBalancers that select a VM on the network `network`, which is a
+    /// `namespace/name`.
     pub(super) fn enqueue_vm_lbs_on(&self, network: &str) {
         let affected = lock(&self.index.vms).on_network(network);
         self.enqueue_lbs_of_changed_vms(affected);
     }
 
-    /// Enqueues LoadBalancers whose VMs have changed. Records the present time as the time since
-    /// when their EndpointSlices may be out of date, unless an earlier time is recorded.
+    /// Enqueues the LoadBalancers `lbs`, because VMs that they select have changed. Records the
+    /// present time as the time since when their EndpointSlices may be out of date, unless an
+    /// earlier time is recorded.
     pub(super) fn enqueue_lbs_of_changed_vms(&self, lbs: Vec<LbKey>) {
         let now = Instant::now();
         let mut touched = lock(&self.index.touched);

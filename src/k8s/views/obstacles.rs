@@ -1,4 +1,5 @@
-//! Checks whether a leased address conflicts with objects in the views.
+//! Checks whether an address that is leased by DHCP is in use elsewhere, or may not be used,
+//! according to the views.
 
 use kube::Resource;
 
@@ -11,8 +12,8 @@ use crate::domain::reason::NoLease;
 use crate::k8s::informer::key;
 
 impl Views {
-    /// Returns `lease` if its address may be published. `Err`: the reason why the address must not
-    /// be published.
+    /// Returns `lease` unchanged if its address may be published for `lb`. `Err`: the reason why
+    /// the address must not be published.
     pub fn unless_in_the_way(
         &self,
         lb: &LoadBalancer,
@@ -25,7 +26,8 @@ impl Views {
     }
 }
 
-/// Other uses of the address that is leased for `lb`, as the views show them.
+/// Facts about the address that is leased for `lb`: pools, other LoadBalancers and records, and
+/// objects of the cluster that may have the same address, as the views show them.
 fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
     let address = lease.ip.to_string();
     let age = |meta: &kube::core::ObjectMeta| {

@@ -39,20 +39,21 @@ pub type PoolMetadata = PartialObjectMeta<IPPool>;
 #[derive(Default)]
 pub(super) struct PoolIndex(HashMap<String, PoolEntry>);
 
-/// A pool in the view.
+/// A pool in the view, with the state of the reads of its spec.
 #[derive(Default)]
 struct PoolEntry {
-    /// Generation of the pool in the watch's last event.
+    /// [`PoolGeneration`] of the pool in the last event of the watch.
     shown: PoolGeneration,
     /// Facts of the pool. `None`: the pool was not read yet, or cannot be parsed.
     known: Option<KnownPool>,
-    /// Whether the pool is marked, which means that its spec must be read.
+    /// Whether the spec of the pool must be read, because the pool has changed or its last read has
+    /// failed.
     due: bool,
-    /// Earliest time of the next read. `None`: the pool may be read at once.
+    /// Earliest time of the next read of the spec. `None`: the spec may be read at once.
     next: Option<Instant>,
 }
 
-/// Facts of a pool, and the generation that they were read from.
+/// Facts of a pool, and the [`PoolGeneration`] of the pool when the facts were read.
 struct KnownPool {
     facts: Arc<PoolFacts>,
     generation: PoolGeneration,
@@ -72,7 +73,7 @@ impl PoolGeneration {
 
 impl PoolIndex {
     /// Stores the [`PoolGeneration`] in the metadata of a pool. If one of its fields has changed,
-    /// marks the pool's spec to be read.
+    /// sets `due`, so that the pool's spec is read.
     fn apply(&mut self, pool: &PoolMetadata) {
         let entry = self.0.entry(pool.name_any()).or_default();
         let shown = PoolGeneration::of(pool);
@@ -87,15 +88,15 @@ impl PoolIndex {
         self.0.remove(name);
     }
 
-    /// Next read among the marked pools. Field 0: time of the read, which is `now` if the pool may
-    /// be read at once. Field 1: name of the pool. `None`: no pool is marked.
+    /// Next pool whose spec must be read. Field 0: time of the read, which is `now` if the pool may
+    /// be read at once. Field 1: name of the pool. `None`: no spec must be read.
     fn next(&self, now: Instant) -> Option<(Instant, String)> {
         let due = self.0.iter().filter(|(_, entry)| entry.due);
         due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()
     }
 
-    /// Removes the mark of a pool at the start of its read. So a change during the read sets the
-    /// mark again.
+    /// Clears `due` of the pool `name`, because the read of its spec begins. A change of the pool
+    /// during the read sets `due` again, and so causes another read.
     fn begin(&mut self, name: &str) {
         if let Some(entry) = self.0.get_mut(name) {
             entry.due = false;
@@ -112,8 +113,8 @@ impl PoolIndex {
         entry.next = Some(now + if is_new { SOON } else { LATER });
     }
 
-    /// Marks a pool to be read [`LATER`] after `now`, because the read that ended at `now` has
-    /// failed.
+    /// Sets `due` of the pool `name`, with a next read [`LATER`] after `now`, because the read that
+    /// ended at `now` has failed.
     fn failed(&mut self, name: &str, now: Instant) {
         if let Some(entry) = self.0.get_mut(name) {
             (entry.due, entry.next) = (true, Some(now + LATER));
@@ -136,7 +137,7 @@ pub(super) async fn watch(at: InformerContext) {
     );
 }
 
-/// Applies an event of a pool to the view, and reports the pool to the leader.
+/// Applies an event of a pool to the view, and reports the change of the pool to the leader.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<PoolMetadata>) {
     let views = &at.views;
     match event {
@@ -217,7 +218,7 @@ impl Views {
     }
 
     /// Facts of a pool, from the view. `pool` is the pool's metadata as the API server has it now.
-    /// `None`: the view has no facts of this generation of the pool.
+    /// `None`: the view has no facts of the pool, or those of another generation.
     pub fn pool_as_of(&self, pool: &PoolMetadata) -> Option<Arc<PoolFacts>> {
         let pools = lock(&self.index.pools);
         let known = pools.0.get(&pool.name_any())?.known.as_ref()?;

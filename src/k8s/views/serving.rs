@@ -27,8 +27,8 @@ use crate::k8s::informer::{self, ObjectEvent, key};
 use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::PAGE;
 
-/// Objects by the LoadBalancer that they serve. Each object serves one LoadBalancer. Clones share
-/// the objects.
+/// Services or EndpointSlices (`T`), by the LoadBalancer that they serve. Each object serves one
+/// LoadBalancer. Clones share the objects.
 ///
 /// The lock is inside, because informers and reconciles change the objects at the same time, each
 /// through its own clone of [`Views`]. [`Self::store`] and [`Self::remove`] compare the versions
@@ -119,14 +119,15 @@ impl<T: Clone> OwnedObjects<T> {
         list.into_iter()
     }
 
-    /// LoadBalancer that the object `key` serves. `None`: the view does not have the object.
+    /// `namespace/name` of the LoadBalancer that the object `key` serves. `None`: the view does not
+    /// have the object.
     fn lb_of(&self, key: &str) -> Option<String> {
         lock(&self.0).lb_of.get(key).cloned()
     }
 
-    /// Stores an object in the version `version`, from a watch event or from the answer to a write.
-    /// Returns `false`, and changes nothing, if the view has the object in this version or a newer
-    /// one.
+    /// Stores the object `name`, which serves the LoadBalancer `lb`, with the resourceVersion
+    /// `version`. The object is from a watch event or from the answer to a write. Returns `false`,
+    /// and changes nothing, if the view has the object in this version or a newer one.
     pub fn store(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let key = beside(lb, name);
         let mut all = lock(&self.0);
@@ -142,23 +143,23 @@ impl<T: Clone> OwnedObjects<T> {
         true
     }
 
-    /// Whether the view has the object in the version `version` or in a newer one.
+    /// Whether the view has the object `key` with the resourceVersion `version` or a newer one.
     fn knows(&self, key: &str, version: &str) -> bool {
         lock(&self.0).entry(key).is_some_and(|entry| !is_newer(version, &entry.version))
     }
 
-    /// Removes an object that is gone. `version` is the version in which the object was observed
-    /// last. An object in a newer version stays in the view. `version: None`: the object is removed
-    /// in any version. Returns the LoadBalancer that the object served, or `None` if no object was
-    /// removed.
+    /// Removes the object `key`, which is gone. `version` is the resourceVersion with which the
+    /// object was observed last. An object in a newer version stays in the view. `version: None`:
+    /// the object is removed in any version. Returns the LoadBalancer that the object served, or
+    /// `None` if no object was removed.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let mut all = lock(&self.0);
         let known = &all.entry(key)?.version;
         if version.is_some_and(|version| is_older(version, known)) { None } else { all.remove(key) }
     }
 
-    /// Removes an object of the LoadBalancer `lb` that is gone, unless the view has it in a newer
-    /// version than `version`.
+    /// Removes the object `name` of the LoadBalancer `lb`, because the object is gone. An object
+    /// with a newer resourceVersion than `version` stays in the view.
     pub fn forget(&self, lb: &str, name: &str, version: &str) {
         self.remove(&beside(lb, name), Some(version));
     }
@@ -210,8 +211,8 @@ pub(super) fn apply_service(at: &InformerContext, event: ObjectEvent<Service>) {
 }
 
 impl Views {
-    /// Removes a deleted Service, and enqueues its LoadBalancer. Reports the LoadBalancer as gone
-    /// if the view does not have it.
+    /// Removes a deleted Service from the view, and enqueues its LoadBalancer. Reports the
+    /// LoadBalancer that owns the Service as [`ChangeEvent::Gone`] if the view does not have it.
     pub(super) fn remove_service(&self, deleted: &ObjectMeta) {
         let lb = key(deleted);
         self.services.remove(&lb, deleted.resource_version.as_deref());
@@ -252,8 +253,9 @@ pub(super) fn apply_slice(at: &InformerContext, event: ObjectEvent<LazyObject<En
     }
 }
 
-/// Stores an EndpointSlice from an event of the watch. Removes it from the view if it cannot be
-/// read, or if no LoadBalancer owns it. Enqueues its present and its former LoadBalancer.
+/// Stores an EndpointSlice from an event of the watch. Removes the slice from the view if it cannot
+/// be parsed, or if no LoadBalancer owns it. Enqueues the LoadBalancer that the slice serves now,
+/// and the one that it served before.
 pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
     let (key, version) = (key(object.meta()), object.resource_version().unwrap_or_default());
     if views.slices.knows(&key, &version) {

@@ -38,7 +38,8 @@ pub(super) async fn watch_vms(at: InformerContext) {
     informer::watch_guarded(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Applies an event of a VM to the view, and enqueues the LoadBalancers that depend on the change.
+/// Applies an event of a VirtualMachineInstance to the view, and enqueues the LoadBalancers that
+/// depend on the change.
 pub(super) fn apply_vm(at: &InformerContext, event: ObjectEvent<VirtualMachineInstance>) {
     let views = &at.views;
     match event {
@@ -105,9 +106,9 @@ pub(super) async fn watch_nodes(at: InformerContext) {
 pub(super) struct KnownNode {
     /// Region and zone of the node.
     pub(super) topology: Topology,
-    /// Labels for the cluster networks that the node is on.
+    /// Keys of the node's labels for the cluster networks that the node is on.
     pub(super) cluster_networks: BTreeSet<String>,
-    /// Addresses of type `InternalIP`.
+    /// Addresses of type `InternalIP` of the node.
     pub(super) internal_addresses: Vec<IpAddr>,
 }
 
@@ -188,8 +189,9 @@ impl Views {
         all
     }
 
-    /// Reports all vm LoadBalancers, and each VM whose topology annotations are outdated. A new
-    /// leader calls this once.
+    /// Reports all vm LoadBalancers ([`ChangeEvent::LoadBalancer`]), and each VM whose topology
+    /// annotations are outdated ([`ChangeEvent::Moved`]), to the handler of the leader. A new
+    /// leader calls this function once.
     pub fn notify_of_all(&self) {
         for vm in self.moved() {
             self.notify(ChangeEvent::Moved(vm));

@@ -9,8 +9,9 @@ use crate::api::DHCPLease;
 use crate::k8s::CallError;
 
 impl ApiWriter {
-    /// Patches the status of a record, if the record has the resourceVersion `version`. Returns the
-    /// new resourceVersion.
+    /// Applies the merge patch `status` to the status of a record. Returns the record's new
+    /// resourceVersion. Fails with a conflict if the record has another resourceVersion than
+    /// `version`.
     pub async fn patch_record_status(
         &self,
         namespace: &str,
@@ -25,7 +26,8 @@ impl ApiWriter {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Sets the finalizers of a record, if the record has the resourceVersion `version`.
+    /// Replaces the finalizers of a record with `finalizers`. Fails with a conflict if the record
+    /// has another resourceVersion than `version`.
     pub async fn finish_record(
         &self,
         namespace: &str,

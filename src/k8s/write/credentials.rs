@@ -27,7 +27,7 @@ use crate::k8s::credentials::{RawAnswer, raw};
 const ROTATION: &str = "TokenRotation";
 const SECRET: &str = "Secret";
 
-/// Key of a Secret, under which a value is written.
+/// Place of a value: a Secret, and the key under which the value is written.
 #[derive(Clone, Copy, Debug)]
 pub struct SecretKeyRef<'a> {
     /// Namespace of the Secret.
@@ -36,11 +36,12 @@ pub struct SecretKeyRef<'a> {
     pub name: &'a str,
     /// Key under which the value is written.
     pub key: &'a str,
-    /// resourceVersion of the Secret that the write replaces. Empty: the Secret does not exist.
+    /// resourceVersion that the Secret must have before the write. Empty: the Secret does not
+    /// exist.
     pub version: &'a str,
 }
 
-/// Bound Secret of a TokenRotation's credential.
+/// Bound Secret to create for a TokenRotation. The deletion of the Secret revokes the credential.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundSecret<'a> {
     /// Namespace of the Secret.
@@ -72,7 +73,7 @@ pub struct BoundToken<'a> {
 }
 
 impl ApiWriter {
-    /// Patches a TokenRotation's status. Returns the stored object.
+    /// Applies the merge patch `patch` to a TokenRotation's status. Returns the changed object.
     pub async fn patch_rotation_status(
         &self,
         namespace: &str,
@@ -82,7 +83,7 @@ impl ApiWriter {
         self.patch_rotation(namespace, name, patch, Some("status")).await
     }
 
-    /// Patches a TokenRotation's metadata. Returns the stored object.
+    /// Applies the merge patch `patch` to a TokenRotation's metadata. Returns the changed object.
     pub async fn patch_rotation_meta(
         &self,
         namespace: &str,
@@ -104,7 +105,8 @@ impl ApiWriter {
         self.send::<TokenRotation>(ROTATION, request).await.map(drop)
     }
 
-    /// Deletes a TokenRotation, if it has the UID `uid`.
+    /// Deletes a TokenRotation. Fails with a conflict if the TokenRotation has another UID than
+    /// `uid`.
     pub async fn delete_rotation(
         &self,
         namespace: &str,
@@ -162,7 +164,7 @@ impl ApiWriter {
         Ok(meta.uid.unwrap_or_default())
     }
 
-    /// Requests a token of a ServiceAccount.
+    /// Requests a token of a ServiceAccount from the API server, and returns the token.
     pub async fn request_token(&self, wanted: BoundToken<'_>) -> Result<SecretText, CallError> {
         let BoundToken { namespace, account, seconds, secret, secret_uid } = wanted;
         self.check_leadership()?;
@@ -185,7 +187,8 @@ impl ApiWriter {
     }
 
     /// Writes `value` under the key `at.key` of the Secret that `at` names. Creates the Secret if
-    /// `at.version` is empty.
+    /// `at.version` is empty. Fails with a conflict if the Secret has another resourceVersion than
+    /// `at.version`, or exists although `at.version` is empty.
     pub async fn write_target(
         &self,
         at: SecretKeyRef<'_>,
@@ -215,7 +218,8 @@ impl ApiWriter {
         self.patch::<Secret>(SECRET, &list, at.name, &patch, None).await.map(drop)
     }
 
-    /// Deletes the bound Secret `name`. Succeeds even if there is no such Secret.
+    /// Deletes the bound Secret `name`, whatever its UID and resourceVersion are. Succeeds even if
+    /// there is no such Secret.
     pub async fn delete_bound_secret(&self, namespace: &str, name: &str) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(&list).delete(name, &DeleteParams::default());

@@ -27,8 +27,9 @@ impl ApiWriter {
         self.count(DEPLOYMENT, written)
     }
 
-    /// Replaces a Deployment, if it has the resourceVersion in `deployment`. Returns the stored
-    /// Deployment. No other client writes this Deployment, so no field of another client is lost.
+    /// Replaces the Deployment `name` with `deployment`. Returns the stored Deployment. Fails with
+    /// a conflict if the Deployment has another resourceVersion than `deployment`. No other client
+    /// writes this Deployment, so no field of another client is lost.
     pub async fn replace_deployment(
         &self,
         namespace: &str,
@@ -41,7 +42,8 @@ impl ApiWriter {
         self.count(DEPLOYMENT, written)
     }
 
-    /// Deletes a Deployment, if it has this UID and version.
+    /// Deletes a Deployment. Fails with a conflict if the Deployment has another UID than `uid`, or
+    /// another resourceVersion than `version`.
     pub async fn delete_deployment(
         &self,
         namespace: &str,
@@ -59,7 +61,8 @@ impl ApiWriter {
 }
 
 impl ApiWriter {
-    /// Patches annotations of a NetworkAttachmentDefinition.
+    /// Applies the merge patch `patch`, which changes annotations, to a
+    /// NetworkAttachmentDefinition.
     pub async fn patch_network(
         &self,
         namespace: &str,

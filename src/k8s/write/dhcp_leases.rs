@@ -13,14 +13,16 @@ use crate::k8s::calls::ApiWrites as _;
 const RECORD: &str = "DHCPLease";
 
 impl ApiWriter {
-    /// Creates a record. Fails with a conflict if a record with that name exists.
+    /// Creates a record, and returns the stored record. Fails with a conflict if a record with that
+    /// name exists.
     pub async fn create_record(&self, record: &DHCPLease) -> Result<DHCPLease, CallError> {
         self.check_leadership()?;
         let api = self.records(record);
         self.count(RECORD, api.call_create(record).await)
     }
 
-    /// Patches a record. Returns the stored object.
+    /// Applies the merge patch `patch` to the record with the namespace and name of `record`.
+    /// Returns the changed record.
     pub async fn patch_record(
         &self,
         record: &DHCPLease,
@@ -31,7 +33,8 @@ impl ApiWriter {
         self.count(RECORD, api.call_patch(&name, patch).await)
     }
 
-    /// Deletes a record, if it still has the UID and version of `record`.
+    /// Deletes a record. Fails with a conflict if the stored record has another UID or
+    /// resourceVersion than `record`.
     pub async fn delete_record(&self, record: &DHCPLease) -> Result<(), CallError> {
         self.check_leadership()?;
         let only = Preconditions { uid: record.uid(), resource_version: record.resource_version() };

@@ -15,7 +15,7 @@ use crate::k8s::calls::ApiWrites as _;
 const CRD: &str = "CustomResourceDefinition";
 
 impl ApiWriter {
-    /// Creates an IPPool. Returns the stored object. Fails with a conflict if an IPPool with that
+    /// Creates an IPPool. Returns the stored IPPool. Fails with a conflict if an IPPool with that
     /// name exists.
     pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
         self.check_leadership()?;
@@ -23,7 +23,7 @@ impl ApiWriter {
         self.count("IPPool", api.call_create(pool).await)
     }
 
-    /// Patches a ConfigMap.
+    /// Applies the merge patch `patch` to a ConfigMap. Returns the ConfigMap's new metadata.
     pub async fn patch_config_map(
         &self,
         namespace: &str,
@@ -34,13 +34,15 @@ impl ApiWriter {
         self.patch::<ConfigMap>("ConfigMap", &list, name, patch, None).await
     }
 
-    /// Patches a CustomResourceDefinition.
+    /// Applies the merge patch `patch` to a CustomResourceDefinition, without its status. Returns
+    /// the new metadata.
     pub async fn patch_crd(&self, name: &str, patch: &Value) -> Result<ObjectMeta, CallError> {
         let list = CustomResourceDefinition::url_path(&(), None);
         self.patch::<CustomResourceDefinition>(CRD, &list, name, patch, None).await
     }
 
-    /// Patches a CustomResourceDefinition's status.
+    /// Applies the merge patch `patch` to a CustomResourceDefinition's status. Returns the new
+    /// metadata.
     pub async fn patch_crd_status(
         &self,
         name: &str,

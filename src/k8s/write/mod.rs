@@ -52,7 +52,7 @@ impl ApiWriter {
         Self { client, leadership, metrics, plain_pools: Arc::default() }
     }
 
-    /// Patches a LoadBalancer.
+    /// Applies the merge patch `patch` to a LoadBalancer, including its status.
     pub async fn patch_lb(
         &self,
         namespace: &str,
@@ -63,9 +63,9 @@ impl ApiWriter {
         self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await.map(drop)
     }
 
-    /// Patches into a LoadBalancer the condition that names the holder of the Lease. Writes even
-    /// when this process does not lead. The patch has a resourceVersion, so it never overwrites a
-    /// newer condition of the leader.
+    /// Applies to a LoadBalancer the merge patch `patch`, which sets the condition that names the
+    /// holder of the Lease. Writes even when this process does not lead. The patch must have a
+    /// resourceVersion, so that it never overwrites a newer condition of the leader.
     pub async fn patch_lb_condition(
         &self,
         namespace: &str,
@@ -107,7 +107,7 @@ impl ApiWriter {
         self.count("IPPool", written).map(drop)
     }
 
-    /// Patches an IPPool's metadata. Returns the stored metadata.
+    /// Applies the merge patch `patch` to an IPPool's metadata. Returns the new metadata.
     pub async fn patch_pool_meta(
         &self,
         name: &str,
@@ -159,13 +159,14 @@ impl ApiWriter {
     }
 
     /// Whether IPPool is served without the status subresource, according to the last write of a
-    /// status.
+    /// pool's status. False before the first write.
     pub fn pools_are_plain(&self) -> bool {
         self.plain_pools.load(Ordering::Relaxed)
     }
 
-    /// Sends a merge patch. The answer contains only metadata, because no caller needs the other
-    /// fields.
+    /// Sends the merge patch `patch` for the object `name`. `list` is the API path of the list that
+    /// contains the object, and `kind` is the object's kind in metrics. Returns the object's new
+    /// metadata.
     async fn patch<K: Resource<DynamicType = ()>>(
         &self,
         kind: &'static str,
@@ -184,7 +185,8 @@ impl ApiWriter {
         self.send::<K>(kind, request).await
     }
 
-    /// Sends a write, and asks the server to answer with metadata only.
+    /// Sends a write, and returns the new metadata of the written object. The request asks the API
+    /// server for an answer with metadata only. `kind` is the object's kind in metrics.
     async fn send<K: Resource<DynamicType = ()>>(
         &self,
         kind: &'static str,
@@ -216,15 +218,16 @@ impl ApiWriter {
     }
 }
 
-/// Object of type `K`, parsed from JSON. `kind` is the name of the object in an error.
+/// Object of type `K`, parsed from the JSON value `object`. `kind` is the name of the object in an
+/// error.
 fn typed<K: DeserializeOwned>(kind: &str, object: &Value) -> Result<K, CallError> {
     K::deserialize(object)
         .map_err(|error| CallError::not_sent(kind, kube::Error::SerdeError(error)))
 }
 
-/// Whether a write of `desired` would change the status `stored`. If `plain` is true, the fields
-/// that only the operator's schema has are not compared: a server with Harvester's schema drops
-/// them.
+/// Whether a write of `desired` would change the status `stored`. If `plain` is true, the API
+/// server has the schema of Harvester's CRD, and drops the fields that only the schema of the
+/// operator's CRD has. These fields are then not compared.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;

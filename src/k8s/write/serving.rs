@@ -32,7 +32,8 @@ impl ApiWriter {
         self.count(SERVICE, api.call_create(&service).await)
     }
 
-    /// Patches a Service. Returns the stored object.
+    /// Applies the merge patch `patch` to a Service, without its status. Returns the changed
+    /// Service.
     pub async fn patch_service(
         &self,
         namespace: &str,
@@ -44,7 +45,8 @@ impl ApiWriter {
         self.count(SERVICE, api.call_patch(name, patch).await)
     }
 
-    /// Patches the status and the annotations of a Service. Returns the stored object.
+    /// Applies the merge patch `patch` to the status and the annotations of a Service. Returns the
+    /// changed Service.
     pub async fn patch_service_status(
         &self,
         namespace: &str,
@@ -56,8 +58,9 @@ impl ApiWriter {
         self.count(SERVICE, api.call_patch_status(name, patch).await)
     }
 
-    /// Deletes a Service, if it has the UID `uid` and the resourceVersion `version`. Returns the
-    /// Service if a finalizer delays the deletion. `None`: the Service is gone.
+    /// Deletes a Service. Fails with a conflict if the Service has another UID than `uid`, or
+    /// another resourceVersion than `version`. Returns the Service if a finalizer delays the
+    /// deletion. `None`: the Service is gone.
     pub async fn delete_service(
         &self,
         namespace: &str,
@@ -93,7 +96,8 @@ impl ApiWriter {
         self.send::<EndpointSlice>(SLICE, request).await
     }
 
-    /// Patches an EndpointSlice. Returns its new metadata.
+    /// Applies the merge patch `patch` to an EndpointSlice. Returns the EndpointSlice's new
+    /// metadata.
     pub async fn patch_slice(
         &self,
         namespace: &str,
@@ -104,7 +108,8 @@ impl ApiWriter {
         self.patch::<EndpointSlice>(SLICE, &list, name, patch, None).await
     }
 
-    /// Deletes an EndpointSlice, if it has the resourceVersion `version`.
+    /// Deletes an EndpointSlice. Fails with a conflict if the EndpointSlice has another
+    /// resourceVersion than `version`.
     pub async fn delete_slice(
         &self,
         namespace: &str,
@@ -118,7 +123,7 @@ impl ApiWriter {
         self.count(SLICE, api.call_delete(name, &params).await).map(drop)
     }
 
-    /// Patches a VirtualMachineInstance.
+    /// Applies the merge patch `patch` to a VirtualMachineInstance.
     pub async fn patch_vm(
         &self,
         namespace: &str,
