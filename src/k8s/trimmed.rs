@@ -20,8 +20,9 @@ const LARGE: usize = 8 * 1024;
 /// Differences between a stored LoadBalancer and its copy in a view.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LbTrimming {
-    /// Whether the view's copy lacks entries of the finalizers or of the conditions. A write of either
-    /// list must contain all entries, so the object must be read again before such a write.
+    /// Whether the view's copy lacks some entries of the finalizers or of the conditions. A write
+    /// of either list must contain all entries, so the object must be read again before such a
+    /// write.
     pub partial: bool,
     /// Whether the stored object has more than 8 KiB, so that each write of it is expensive for the
     /// API server.
