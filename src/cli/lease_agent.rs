@@ -43,7 +43,7 @@ pub struct LeaseAgent {
     /// Network of the agent: namespace/name of its NetworkAttachmentDefinition.
     #[arg(long, env = "HGO_NETWORK")]
     network: String,
-    /// Interface on the network.
+    /// Name of the agent's network interface on the network of --network.
     #[arg(long, env = "HGO_INTERFACE", default_value = "net1")]
     interface: String,
     /// Probe by ARP of a newly granted address, before the address is used. quick: three probes

@@ -84,7 +84,7 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     /// Deadline of each call.
     fn deadline(&self) -> Duration;
 
-    /// This client, but each call has the deadline `deadline`.
+    /// Client for the same objects, with the deadline `deadline` for each call.
     fn within(&self, deadline: Duration) -> TimedApi<'_, K> {
         TimedApi { api: self.api(), deadline }
     }

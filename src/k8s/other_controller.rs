@@ -1,8 +1,8 @@
-//! Reports a controller other than this operator that holds the Lease: by log, Event and metric,
-//! and by a condition on each LoadBalancer that this controller leaves without an address and
-//! without another condition.
+//! Reports that another controller, not this operator, holds the Lease: by log, Event and metric,
+//! and by a condition on each LoadBalancer to which the other controller has given neither an
+//! address nor a condition.
 //!
-//! While another controller holds the Lease, this module also removes the status subresource of
+//! While the other controller holds the Lease, this module also removes the status subresource of
 //! IPPool. With this subresource, the API server would drop the claims that the other controller
 //! writes into the status of pools.
 

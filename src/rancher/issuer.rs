@@ -40,7 +40,7 @@ pub struct IssuedTokens {
 /// Reason why a new token cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFault {
-    /// The reason, as text for a message.
+    /// Text for a message: why the new token cannot be used.
     pub why: String,
     /// Whether another try may succeed, because a replica of Rancher perhaps does not know the
     /// token yet.

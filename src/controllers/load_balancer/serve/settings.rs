@@ -14,9 +14,9 @@ use crate::k8s::calls::ApiCalls as _;
 /// Whether the settings of a deleted Service are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeptSettings {
-    /// Kept for the next Service.
+    /// The settings are kept for the next Service.
     Kept,
-    /// Deleted with the Service.
+    /// The settings are deleted with the Service.
     Dropped,
 }
 

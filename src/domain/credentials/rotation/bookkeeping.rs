@@ -117,8 +117,9 @@ fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     }
 }
 
-/// Record after another party has changed the target. `held`: credential in the target. It is
-/// foreign, or an old credential that was put back.
+/// Record whose current credential is `held`, the credential that was found in the target.
+/// Precondition: `held` is neither the current nor the pending credential of `record`. Another
+/// party made it or put an old credential back, or a late write of the operator published it.
 fn adopted(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -56,8 +56,8 @@ pub enum ReadyReason {
     /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation. The
     /// text counts them.
     Renewed(String),
-    /// At least one cloud credential of the API key's user, or the API key itself, should be
-    /// replaced by a TokenRotation of its own, but is not. The text names the first of them.
+    /// Some cloud credential of the API key's user, or the API key itself, should be replaced by a
+    /// TokenRotation of its own, but is not. The text names the first of them.
     RenewedInPart(String),
     /// Another TokenRotation has precedence for the same credential. The text names that
     /// TokenRotation.

@@ -21,9 +21,9 @@ const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 /// Name and times of a token, or of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// For a Rancher's token: its name, or its description if that has the form of a name. For a
-    /// token of a ServiceAccount: name of the token's Secret, or else of the ServiceAccount. For a
-    /// client certificate: the common name. Empty: no name may be reported.
+    /// Name to report. Of a Rancher's token: its name, or its description if that has the form of a
+    /// name. Of a ServiceAccount's token: the name of the token's Secret, or else of the
+    /// ServiceAccount. Of a client certificate: the common name. Empty: no name may be reported.
     pub name: String,
     /// Time since which the token or certificate is valid. `None`: not known.
     pub issued: Option<Seconds>,

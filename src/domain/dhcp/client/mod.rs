@@ -60,7 +60,7 @@ enum ClientPhase {
     /// The client does nothing until T1.
     Bound,
     Confirming(Confirming),
-    /// Before a RELEASE, the client asks by ARP whether a station still has the address.
+    /// Question by ARP, before a RELEASE, whether a station still has the address.
     Parting(PendingRelease),
     /// The lease has ended. `Some`: time of a second RELEASE of this lease. `None`: no second one.
     Released(Option<(Duration, GrantedLease)>),

@@ -84,7 +84,7 @@ pub enum ClientTrouble {
     Refused,
     /// Another host has the granted address. The value is the station of this host.
     AddressInUse(Mac),
-    /// At least ten addresses in a row were granted, and each was in use by another host. The value
+    /// Ten or more addresses in a row were granted, and each was in use by another host. The value
     /// is the station that has the last of these addresses.
     TooManyInUse(Mac),
     /// The offer or the grant cannot be used.

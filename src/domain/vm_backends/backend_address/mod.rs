@@ -35,7 +35,7 @@ pub struct AddressRules<'a> {
     pub range: &'a dyn Fn(&str) -> Option<NetworkRange>,
 }
 
-/// Reason why a VM may not have an address.
+/// Reason why an address that a VM reports is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressFault {
     /// The address is the LoadBalancer's own.
@@ -63,8 +63,8 @@ impl fmt::Display for AddressFault {
     }
 }
 
-/// Returns the reason why a VM may not have an address on a network. `None`: the VM may have the
-/// address. `network`: `namespace/name`, or empty for the pod network. `pods`: pods of the VM.
+/// Returns the reason why an address that a VM reports on a network is refused. `None`: the address
+/// is accepted. `network`: `namespace/name`, or empty for the pod network. `pods`: pods of the VM.
 /// `had` returns whether a stored EndpointSlice has the address for this VM. If so, the VM may keep
 /// the address, even if the address is now also the ingress address of a Service.
 pub fn fault(

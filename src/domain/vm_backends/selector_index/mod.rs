@@ -7,10 +7,10 @@
 //! * A VM is a member of exactly the LoadBalancers of its namespace whose selector it matches.
 //! * A change of a VM or a pod returns exactly the LoadBalancers whose endpoints it can affect.
 //!
-//! Each pair of label and value is stored once, under a number. A clause of a selector is the list
-//! of the selector's pairs with one label. A LoadBalancer is listed at the pairs of one clause, its
-//! anchor. So a VM is compared only with the LoadBalancers that are listed at the VM's own pairs.
-//! Informers write the index, and reconciles read it.
+//! Each pair of label and value is stored once, under a number. The pairs of a selector that have
+//! the same label are a clause. One clause of each LoadBalancer is its anchor: the LoadBalancer is
+//! listed at the pairs of this clause only. So a VM is compared only with the LoadBalancers that
+//! are listed at the VM's own pairs. Informers write the index, and reconciles read it.
 
 mod slots;
 

@@ -3,9 +3,10 @@
 //! Invariant: a filter passes every frame that the client may need. A filter checks only fixed
 //! positions of a frame, so it also passes some other frames. The client checks each frame again.
 //!
-//! The crates `bpf` and `classic_bpf` only offer instructions whose jumps are numbers, and attach a
-//! program, which `socket2` does already. libpcap compiles filters from text, but then the agent,
-//! which has privileges, would link a C library.
+//! No crate or library is used to make the program. With the crates `bpf` and `classic_bpf`, the
+//! caller still has to count the instructions that each jump skips. These crates can also attach a
+//! program to a socket, but `socket2` already does this. libpcap compiles filters from text, but
+//! then the agent, which has privileges, would link a C library.
 
 use super::super::Mac;
 

@@ -21,7 +21,7 @@ use crate::{LbFacts, Owner};
 /// waiters.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaiterChanges {
-    /// Whether pools were added, removed or read again.
+    /// Whether all waiters are tried again, because pools were added, removed or read again.
     everything: bool,
     /// Names of the pools that changed.
     pools: BTreeSet<String>,
