@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use harvester_guest_operator::api::LoadBalancer;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
@@ -17,6 +18,8 @@ use crate::vms::raw;
 
 /// Objects of one tenant.
 const HOSTILE: usize = 1_000;
+/// Number of creates of them at the same time.
+const CREATES_AT_ONCE: usize = 4;
 /// Limit of the memory that they cost, at the peak.
 const MOST_MIB: u64 = 20;
 /// Longest wait of another tenant for an address while they are created, beside the API server's
@@ -84,13 +87,13 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_none() -> Result<()> {
     let before = peak(&operator)?;
 
     let theirs = Api::<LoadBalancer>::namespaced(cluster.client.clone(), "hostile");
-    let flood = async {
-        for number in 0..HOSTILE {
+    let flood = stream::iter(0..HOSTILE).map(anyhow::Ok).try_for_each_concurrent(
+        CREATES_AT_ONCE,
+        async |number| {
             let made = theirs.create(&PostParams::default(), &hostile(number)?).await;
-            made.with_context(|| format!("object {number}"))?;
-        }
-        anyhow::Ok(())
-    };
+            made.with_context(|| format!("object {number}")).map(drop)
+        },
+    );
     let (flood, bare, loud) =
         tokio::join!(flood, bare_writes(&cluster), one_by_one(&cluster, "loud", 20));
     flood?;
