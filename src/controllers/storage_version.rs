@@ -111,7 +111,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
         match ctx.writer.patch_lb(namespace, name, &patch).await {
             // Another client has changed or removed the object, so the object is no longer stored
             // in the old version.
-            Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
+            Ok(_) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {
                 return Ok(StorageOutcome::Waits(format!(

@@ -18,6 +18,7 @@ mod report;
 mod serve;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -49,9 +50,9 @@ const WRITES_AT_ONCE: usize = 8;
 /// writes. Each write uses a connection of its own, and more connections do not make an API server
 /// faster.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
-/// Maximum number of large LoadBalancers ([`LbTrimming::large`]) that are served and published at
-/// the same time. A greater number would not finish them earlier, but would leave the API server no
-/// free core. The API server would then deliver the events of all LoadBalancers late.
+/// Maximum number of large LoadBalancers ([`LbTrimming::large`]) that are served, published or
+/// finalized at the same time. A greater number would not finish them earlier, but would leave the
+/// API server no free core. The API server would then deliver the events of all LoadBalancers late.
 const LARGE_AT_ONCE: usize = 2;
 /// Maximum number of LoadBalancers that are held whole in memory at the same time. A LoadBalancer
 /// is held whole if a view has only a part of it. Its size is at most 1.5 MiB, the limit of etcd.
@@ -78,6 +79,8 @@ pub struct LbContext {
     awaited_writes: Turns<String>,
     large: Turns<String>,
     whole: Turns<String>,
+    /// Whether the API server drops `status.endpoints`, according to the writes of this term.
+    drops_counts: AtomicBool,
     began: Instant,
     failures: FailedReconciles<ObjectRef<LoadBalancer>>,
     /// Recently created DHCPLeases, each with the time of its creation.
@@ -97,6 +100,7 @@ impl LbContext {
             awaited_writes: Turns::new(AWAITED_WRITES_AT_ONCE),
             large: Turns::new(LARGE_AT_ONCE),
             whole: Turns::new(WHOLE_AT_ONCE),
+            drops_counts: AtomicBool::new(false),
             failures,
             made: tokio::sync::Mutex::default(),
         }
@@ -244,16 +248,13 @@ async fn reconcile(
     let outcome = match address::allocate(&observed, ctx).await? {
         Allocation::Done(outcome) => outcome,
         Allocation::Adopt(patch) => {
-            Box::pin(publish::annotate(&observed, &patch, ctx)).await?;
+            Box::pin(publish::annotate(&observed.lb, &patch, ctx)).await?;
             return Ok(None);
         }
         Allocation::Unobserved => return Ok(None),
     };
     let lb = &observed.lb;
-    let _turn = match lb.namespace().filter(|_| observed.large) {
-        Some(namespace) => Some(ctx.large.take(namespace).await),
-        None => None,
-    };
+    let _turn = large_turn(&observed, ctx).await;
     let leased = leasing::again(&outcome);
     let again = match Box::pin(serve::serve(lb, outcome, ctx)).await? {
         Some(served) => {
@@ -275,7 +276,14 @@ async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), Reconcile
         return Ok(());
     }
     ctx.ledger.release(facts::owner(lb)).await?;
+    let _turn = large_turn(&observed, ctx).await;
     Box::pin(publish::finalize(&observed, ctx)).await
+}
+
+/// Waits for one of [`LARGE_AT_ONCE`] turns. `None`: the LoadBalancer is not large.
+async fn large_turn(observed: &ObservedLb, ctx: &LbContext) -> Option<CallerTurn<String>> {
+    let namespace = observed.lb.namespace().filter(|_| observed.large)?;
+    Some(ctx.large.take(namespace).await)
 }
 
 fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {

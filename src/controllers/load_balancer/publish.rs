@@ -1,17 +1,25 @@
 //! Writes a LoadBalancer. Each write requires the version of the object on which its decision was
 //! based. If the object has changed since, nothing is written.
 
+use std::sync::atomic::Ordering;
+
 use chrono::Utc;
 use kube::ResourceExt;
+use kube::core::ObjectMeta;
 use serde_json::Value;
 
 use super::{LbContext, ObservedLb, ReconcileError, ServingOutcome};
+use crate::api::LoadBalancer;
 use crate::domain::load_balancer::{facts, status};
 use crate::domain::object_fields::rfc3339;
 use crate::k8s::CallError;
 
 /// Writes the address, and the state of the Service of a vm load balancer, into the LoadBalancer's
-/// status. Returns whether the status was written: `false` if nothing in it changes.
+/// status. Returns whether the status has changed.
+///
+/// The API server drops `status.endpoints` if it has the schema of Harvester's CRD. The first write
+/// without an effect shows that. Then no write adds only this field. A write with other changes
+/// still has it, so it is stored as soon as the API server has the schema of the operator's CRD.
 pub(super) async fn publish(
     observed: &ObservedLb,
     served: &ServingOutcome,
@@ -23,11 +31,18 @@ pub(super) async fn publish(
     let Some(patch) = status::patch(lb, outcome, report.as_ref(), &now) else {
         return Ok(false);
     };
+    if ctx.drops_counts.load(Ordering::Relaxed) && status::adds_only_counts(lb, &patch) {
+        return Ok(false);
+    }
     if *partial {
         return Err(ReconcileError::Outdated);
     }
-    write(observed, &patch, ctx).await.map_err(unless_outdated)?;
-    Ok(true)
+    let written = write(lb, &patch, ctx).await.map_err(unless_outdated)?;
+    let has_changed = written.resource_version != lb.metadata.resource_version;
+    if !has_changed {
+        ctx.drops_counts.store(true, Ordering::Relaxed);
+    }
+    Ok(has_changed)
 }
 
 /// Removes the finalizer of a deleted LoadBalancer. The ledger must have released the
@@ -37,16 +52,16 @@ pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(
     if observed.partial {
         return Err(ReconcileError::Outdated);
     }
-    write(observed, &patch, ctx).await.map_err(unless_outdated)
+    write(&observed.lb, &patch, ctx).await.map(drop).map_err(unless_outdated)
 }
 
 /// Writes `patch`, a patch of annotations, to the LoadBalancer.
 pub(super) async fn annotate(
-    observed: &ObservedLb,
+    lb: &LoadBalancer,
     patch: &Value,
     ctx: &LbContext,
 ) -> Result<(), ReconcileError> {
-    write(observed, patch, ctx).await.map_err(unless_outdated)
+    write(lb, patch, ctx).await.map(drop).map_err(unless_outdated)
 }
 
 fn unless_outdated(error: CallError) -> ReconcileError {
@@ -57,9 +72,8 @@ fn unless_outdated(error: CallError) -> ReconcileError {
 }
 
 /// Patches the LoadBalancer. Before that, waits for a turn, because the number of concurrent writes
-/// is limited.
-async fn write(observed: &ObservedLb, patch: &Value, ctx: &LbContext) -> Result<(), CallError> {
-    let lb = &observed.lb;
+/// is limited. Returns the new metadata.
+async fn write(lb: &LoadBalancer, patch: &Value, ctx: &LbContext) -> Result<ObjectMeta, CallError> {
     let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();
     let is_awaited = !has_address || facts::is_leaving(lb);
     let namespace = lb.namespace().unwrap_or_default();

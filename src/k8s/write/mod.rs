@@ -52,15 +52,16 @@ impl ApiWriter {
         Self { client, leadership, metrics, plain_pools: Arc::default() }
     }
 
-    /// Applies the merge patch `patch` to a LoadBalancer, including its status.
+    /// Applies the merge patch `patch` to a LoadBalancer, including its status. Returns the new
+    /// metadata.
     pub async fn patch_lb(
         &self,
         namespace: &str,
         name: &str,
         patch: &Value,
-    ) -> Result<(), CallError> {
+    ) -> Result<ObjectMeta, CallError> {
         let list = LoadBalancer::url_path(&(), Some(namespace));
-        self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await.map(drop)
+        self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await
     }
 
     /// Applies to a LoadBalancer the merge patch `patch`, which sets the condition that names the

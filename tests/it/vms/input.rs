@@ -8,7 +8,7 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::kubevirt::Guest;
-use testbed::{Announcer, Announcing, eventually};
+use testbed::{Announcer, Announcing, Operator, eventually};
 
 use super::{SINK, ports_here, version, vm};
 use crate::support::{Cluster, SOON, lb, listeners, settled, writes};
@@ -231,7 +231,20 @@ async fn where_the_schema_does_not_look_the_condition_names_the_field() -> Resul
     println!("{sent} writes for a load balancer on the schema that Harvester ships");
     assert!(sent <= 15.0, "{sent} writes");
     assert_eq!(version(&cluster.lbs().get("good").await?.metadata), version(&lb.metadata));
+    for round in 0..5 {
+        let before = reconciles(&operator).await?;
+        cluster.patch_lb("good", json!({"spec": {"description": round.to_string()}})).await?;
+        eventually(SOON, "reconcile", async || anyhow::Ok(reconciles(&operator).await? > before))
+            .await?;
+    }
+    let all = writes(&operator).await? - before;
+    assert_eq!(all, sent, "reconciles without a change write nothing");
     Ok(())
+}
+
+/// Number of the reconciles that have ended.
+async fn reconciles(operator: &Operator) -> Result<f64> {
+    operator.metric("hgo_reconcile_seconds_count", &[]).await
 }
 
 /// Versions of Service and slice.

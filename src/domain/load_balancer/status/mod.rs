@@ -114,6 +114,17 @@ pub fn patch(
     Some(Value::Object(patch))
 }
 
+/// Whether the only change of `patch`, a patch by [`patch()`] of `lb`, is that it adds
+/// `status.endpoints`.
+pub fn adds_only_counts(lb: &LoadBalancer, patch: &Value) -> bool {
+    let has_only = |part: &str, field: &str| {
+        patch[part].as_object().is_some_and(|fields| fields.keys().eq([field]))
+    };
+    lb.status.as_ref().is_none_or(|status| status.endpoints.is_none())
+        && has_only("metadata", "resourceVersion")
+        && has_only("status", "endpoints")
+}
+
 /// New `status.allocatedAddress` and `Ready` condition, from `outcome` and `report`. The times of
 /// the condition are not set.
 pub fn address_and_ready(

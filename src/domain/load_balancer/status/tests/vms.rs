@@ -67,6 +67,33 @@ fn address_backends_counts_and_condition_are_one_patch() {
     reported(&lb, &holds("a", 5, None), &report);
 }
 
+/// The API server drops `status.endpoints` if it has Harvester's CRD. A patch with only this field
+/// then has no effect, and each reconcile would write it.
+#[test]
+fn a_patch_that_adds_only_counts_is_found() {
+    let outcome = holds("a", 5, None);
+    let report_of = |backends: &[VmBackend]| report(ours(&["10.0.0.5"]), backends);
+    let one = report_of(&[backend(7, true, false)]);
+    let lb = holding();
+    let first = patch(&lb, &outcome, Some(&one), NOW).unwrap();
+    assert!(!adds_only_counts(&lb, &first), "{first}");
+
+    let stored = reported(&lb, &outcome, &one);
+    let mut dropped = stored.clone();
+    status(&mut dropped).endpoints = None;
+    let again = patch(&dropped, &outcome, Some(&one), NOW).unwrap();
+    assert!(adds_only_counts(&dropped, &again), "{again}");
+    dropped.metadata.finalizers = None;
+    let with_finalizer = patch(&dropped, &outcome, Some(&one), NOW).unwrap();
+    assert!(!adds_only_counts(&dropped, &with_finalizer), "{with_finalizer}");
+
+    // The API server stores the field, so a change of the field is written.
+    let mut stored = stored;
+    status(&mut stored).endpoints = Some(EndpointCounts { total: 9, ready: 9 });
+    let changed = patch(&stored, &outcome, Some(&one), NOW).unwrap();
+    assert!(!adds_only_counts(&stored, &changed), "{changed}");
+}
+
 /// The status has the address at which the Service is announced, and no address while the Service
 /// is not announced.
 #[test]
