@@ -34,8 +34,8 @@ const GATHERINGS: TokenBucket = TokenBucket::new(20, Duration::from_millis(200))
 
 /// Process whose state `/metrics`, `/healthz` and `/readyz` report.
 pub trait Process: Clone + Send + Sync + 'static {
-    /// Metrics of the process. Before it returns, this method updates the metrics that are computed
-    /// on each request.
+    /// Metrics of the process. This method first updates the metrics that are computed on each
+    /// request.
     fn metrics(&self) -> &Metrics;
 
     /// Leadership: whether the process holds its Lease.

@@ -1,8 +1,8 @@
-//! Paths that the API server calls, the same as the Go webhook's.
+//! Paths that the API server calls. The Go webhook has the same paths.
 //!
 //! Invariants:
 //! * every request is answered before the API server's timeout. The answer to a refused request
-//!   contains a sentence;
+//!   contains a sentence that says why;
 //! * a small request never waits for another request, because each connection has memory for one
 //!   small request;
 //! * large reviews are read and answered one at a time, and so are large conversions. In both
@@ -51,7 +51,7 @@ const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
 /// of the request's turn in the queue. A slow sender of a large body can delay the next sender by
 /// this time at most.
 const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
-/// Time limit for the arrival of a conversion's body, counted as [`REVIEW_ARRIVES`] is.
+/// Time limit for the arrival of a conversion's body, counted in the way of [`REVIEW_ARRIVES`].
 const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
 /// Largest review in bytes. A review may contain two copies of an object, the new one and the
 /// stored one. The API server limits each copy to 3 MiB.
@@ -225,7 +225,7 @@ async fn beside(
     }
 }
 
-/// Answer that is being sent, and the turn of its request, which ends when the answer is sent.
+/// Answer that is being sent, with the turn of its request. The turn ends when the answer is sent.
 struct LeavingAnswer {
     answer: Vec<u8>,
     _turn: Option<CallerTurn<ConnectionSource>>,

@@ -104,7 +104,7 @@ async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder>
     found.into_iter().cloned().collect()
 }
 
-/// Whether the LoadBalancer `name`, a `namespace/name`, exists. `None`: unknown, because the API
+/// Whether a LoadBalancer exists. `name`: its `namespace/name`. `None`: unknown, because the API
 /// server did not answer within `PATIENCE`, or returned an error.
 async fn exists(at: &RuleSources, name: &str) -> Option<bool> {
     let (namespace, name) = name.split_once('/')?;

@@ -1,10 +1,10 @@
 //! The envelope of admission: AdmissionReview of version v1, request and answer.
 //!
 //! Invariants: every request is answered with a review for the same UID, or refused with a
-//! sentence. An object is retained as it was sent, with all fields, so that a patch fits it. The
-//! values of an object are counted before it is parsed. An object is refused unparsed if it has
-//! more values than any object needs. If a fact is not available, validation fails and mutation
-//! changes nothing.
+//! sentence that says why. An object is retained as it was sent, with all fields, so that a patch
+//! fits it. The values of an object are counted before it is parsed. An object is refused unparsed
+//! if it has more values than any object needs. If a fact is not available, validation fails and
+//! mutation changes nothing.
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;

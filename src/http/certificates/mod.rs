@@ -5,9 +5,9 @@
 //! Private keys are never printed. [`crate::domain::admission::certificates`] decides when each
 //! step is due.
 //!
-//! `rcgen` generates the keys and signs. cert-manager would be a second installation that admission
-//! depends on. Helm's `genSignedCert` makes a new certificate at each rendering and renews none in
-//! between, and `config/` is applied without Helm.
+//! `rcgen` generates the keys and signs. cert-manager is not used: admission would depend on a
+//! second installation. Helm's `genSignedCert` is not used: it makes a new certificate at each
+//! rendering and renews none in between, and `config/` is applied without Helm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -192,8 +192,8 @@ impl CertificateMaterial {
         self.next.as_ref().map(|pair| TrustedAuthority(pair.certificate.clone()))
     }
 
-    /// Returns the times at which the current authority and the serving certificate expire, since
-    /// the Unix epoch. `None`: there is no serving certificate.
+    /// Returns two times since the Unix epoch: the expiry of the current authority, and the expiry
+    /// of the serving certificate. `None`: there is no serving certificate.
     pub fn ends(&self) -> (Duration, Option<Duration>) {
         let serving = self.serving.as_ref().map(|pair| pair.certificate.not_after);
         (self.ca.certificate.not_after, serving)

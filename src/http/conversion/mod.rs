@@ -7,7 +7,7 @@
 //! * Only the parts of an object that differ between versions are parsed. The other parts pass as
 //!   text.
 //! * Any client may send a review. So the values of a review are counted before they are parsed. No
-//!   text takes more memory or time than the limits below allow.
+//!   review takes more memory or time than the limits below allow.
 //! * The answer has the same objects as the request, in the same order.
 
 use std::collections::BTreeMap;
@@ -258,8 +258,8 @@ fn fields_of<'a>(text: &'a str, budget: &mut ReviewBudget) -> Result<Fields<'a>,
     Ok(fields)
 }
 
-/// Writes the converted object. `converted`: fields that were converted. `rest` and `metadata`:
-/// fields of the object and of its metadata that were not parsed.
+/// Writes the converted object. `converted`: fields that were converted. `rest`: unparsed fields of
+/// the object. `metadata`: unparsed fields of the object's metadata.
 fn write(
     converted: &Value,
     rest: &Fields<'_>,
@@ -301,10 +301,11 @@ struct AnswerText {
 }
 
 impl AnswerText {
-    /// Size of the memory that is reserved for the end of the answer, after the last object, in
-    /// bytes.
+    /// Size, in bytes, of the memory that is reserved for the end of the answer: the text after the
+    /// last object.
     const END: usize = 4096;
-    /// Largest request, in bytes, for whose answer the memory may grow step by step.
+    /// Largest request, in bytes, that counts as small. The memory for the answer to a small
+    /// request may grow step by step.
     const SMALL: usize = 1 << 20;
 
     /// Starts an answer to a request of `request` bytes. For a large request, all memory is

@@ -2,14 +2,14 @@
 //!
 //! Invariant: no request is lost with a connection. The API server does not repeat a POST that it
 //! sent into a connection that was being closed (Go's `http.Transport` repeats only requests that
-//! it considers replayable). If the webhook fails closed, the API server then refuses the request.
-//! But the API server does repeat a request that is answered with 503 and `Retry-After`
-//! (`checkWait` in k8s.io/client-go/rest). So:
+//! it considers replayable). If the webhook's `failurePolicy` is `Fail`, the API server then
+//! refuses the write that the POST was about. But the API server does repeat a request that is
+//! answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest). So:
 //! * the last answer says `Connection: close`;
 //! * an idle connection is closed by its caller, because otherwise a request could arrive while
 //!   this process closes the connection;
-//! * a connection that must be closed for lack of room, or because the process ends, sends a final
-//!   answer. The final answer also answers a request that may be on its way;
+//! * before this process closes a connection, for lack of room or because the process ends, it
+//!   sends a final answer. The final answer also answers a request that may be on its way;
 //! * after the final answer the connection stays open for a moment, so that no reset destroys data
 //!   that the caller has not read yet.
 //!
@@ -53,10 +53,10 @@ const FOREVER: Duration = Duration::from_hours(24 * 365);
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
-/// Time that a new connection has for its first request, from the end of the handshake, even if the
-/// server ends meanwhile. The caller may stall between the handshake and the request. The caller
-/// does not repeat a request that it could not write to an unused connection (`shouldRetryRequest`
-/// in Go's net/http).
+/// Time that a new connection has for its first request, from the end of the handshake. The
+/// connection has this time even if the server ends meanwhile. The caller may stall between the
+/// handshake and the request. The caller does not repeat a request that it could not write to an
+/// unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for sending the answer `FAREWELL`, if any, and for ending the sending half of the
 /// connection.
@@ -210,9 +210,9 @@ fn shorten_and_poll(
     deadline.poll(cx).map(|()| ConversationEnd::Unasked)
 }
 
-/// Sends `words`, and ends the sending half of the connection. `words`: the answer `FAREWELL`, or
-/// empty. Then reads and drops data that the caller sent before it read the last answer. `places`:
-/// one permit for each connection that may read such data at the same time.
+/// Sends `words`, and ends the sending half of the connection. Then reads and drops data that the
+/// caller sent before it read the last answer. `words`: the answer `FAREWELL`, or empty. `places`:
+/// one permit for each connection from which such data may be read at the same time.
 async fn take_leave<IO>(
     mut line: RecordedStream<IO>,
     words: &[u8],

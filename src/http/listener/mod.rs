@@ -5,9 +5,9 @@
 //! them ([`ConnectionTable`]). Handshakes run one at a time, and sources take turns. Closing a
 //! connection loses no request: see [`connection`].
 //!
-//! `axum::serve` has neither TLS nor settings. `axum-server` has both, but no limit on connections,
-//! and so cannot choose the connection to close when there is no room. Both close idle connections
-//! when they end, and so lose the requests that are on their way.
+//! `axum::serve` has neither TLS nor settings. `axum-server` has TLS and settings, but no limit on
+//! connections. So it cannot choose the connection to close when there is no room. The two servers
+//! close idle connections when they end, and so lose the requests that are on their way.
 
 mod connection;
 mod request_progress;
@@ -173,8 +173,8 @@ impl ListenerState {
         tasks.spawn(self.clone().connection(stream, seat, gone));
     }
 
-    /// Waits until there is room for one more connection. If there is none, ends the connection
-    /// that [`ConnectionTable::make_room`] chooses. Waits while no connection may be ended.
+    /// Makes room for one more connection. If there is no room, ends the connection that
+    /// [`ConnectionTable::make_room`] chooses. While no connection may be ended, waits.
     async fn make_room(&self) {
         loop {
             let moved = self.moved.notified();

@@ -26,8 +26,8 @@ use crate::k8s::CallError;
 /// First pause and longest pause between two repairs of a configuration that another client keeps
 /// changing.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Longest time between two repairs of a configuration that count as consecutive. After a longer
-/// time without a repair, the count of repairs starts again at one.
+/// Longest time between two consecutive repairs of a configuration. After a longer time without a
+/// repair, the count of repairs starts again at one.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
@@ -36,8 +36,8 @@ const SERVICE_LOOK: Duration = Duration::from_secs(1);
 /// clients.
 #[derive(Default)]
 pub(super) struct Repairs {
-    /// Map from a configuration to the desired content that it had last: this replica wrote this
-    /// content to the configuration, or found this content in the configuration.
+    /// Map from a configuration to the desired content that this replica last wrote to the
+    /// configuration, or last found in it.
     said: BTreeMap<WebhookObject, Value>,
     /// Map from a configuration to the number of its consecutive repairs, and the time of the last
     /// of these repairs.
@@ -225,15 +225,15 @@ pub(super) fn is_trusted(state: &RegistrarState, ca: &TrustedAuthority) -> bool 
 }
 
 /// Whether at least one of the two webhook configurations calls this operator. Any replica may have
-/// registered it.
+/// written that configuration.
 pub(super) fn is_registered(state: &RegistrarState) -> bool {
     [WebhookObject::Validating, WebhookObject::Mutating]
         .iter()
         .any(|part| state.parts.get(part).and_then(Option::as_ref).is_some_and(is_ours))
 }
 
-/// Authorities, in PEM, that the two webhook configurations trust now, as far as they call this
-/// operator. The CRD's conversion is left out.
+/// Authorities that the two webhook configurations trust now, in PEM. A webhook configuration that
+/// does not call this operator is left out, and so is the CRD's conversion.
 pub(super) fn trusted(state: &RegistrarState) -> String {
     let ours =
         [WebhookObject::Validating, WebhookObject::Mutating].into_iter().filter_map(|part| {

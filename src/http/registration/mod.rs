@@ -98,7 +98,7 @@ struct RegistrarState {
 enum RoundStop {
     Failed(CallError),
     Certificate(CertificateError),
-    /// The state has changed, by this replica or by a faster replica, so the round starts again.
+    /// The state was changed by this replica, or by a faster one. So the round starts again.
     Again,
 }
 
@@ -225,10 +225,10 @@ impl Registrar {
         Err(RoundStop::Again)
     }
 
-    /// Serves the certificate in the Secret once every configuration has trusted its authority for
-    /// [`SETTLING`]. If the certificate that is served now has expired or is not trusted, serves
-    /// the certificate in the Secret at once. Then sets `ready` to true if admission can answer.
-    /// Returns the time after which the caller must call this method again.
+    /// Serves the certificate in the Secret once every configuration has trusted the certificate's
+    /// authority for [`SETTLING`]. If the certificate that is served now has expired or is not
+    /// trusted, serves the certificate in the Secret at once. Then sets `ready` to true if
+    /// admission can answer. Returns the time after which the caller must call this method again.
     fn adopt(&self, state: &mut RegistrarState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();
