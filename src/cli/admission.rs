@@ -71,9 +71,9 @@ pub(super) struct AdmissionArgs {
     #[arg(long, env = "HGO_ADMISSION_OWNER")]
     pub(super) admission_owner: Option<String>,
     /// File in PEM with certificate authorities. With this option, admission accepts requests for
-    /// validation and mutation only from a caller whose client certificate one of these authorities
-    /// has signed. By default, an API server shows no client certificate: configure one in the API
-    /// server first.
+    /// validation and mutation only from a caller whose client certificate is signed by one of
+    /// these authorities. By default, an API server shows no client certificate: configure a client
+    /// certificate in the API server first.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]
     admission_client_ca: Option<PathBuf>,
 }

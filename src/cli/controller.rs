@@ -25,8 +25,8 @@ use crate::k8s::views::Views;
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Runs the operator until SIGTERM or SIGINT, or until a task ends that must run as long as the
-/// process.
+/// Runs the operator until SIGTERM or SIGINT. Returns an error at the end of any task that must run
+/// as long as the process.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let lease = args.reach.lease()?;
     let pace = ElectionPace::beside_go(args.lease_duration);
@@ -110,8 +110,8 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     result
 }
 
-/// Runs the controllers while this process holds the Lease, one term after the other. Does not
-/// return, except with an error if the leadership is not updated any more.
+/// Runs the controllers while this process holds the Lease, one term after the other. Returns only
+/// with an error, when the leadership is not updated any more.
 async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
     let mut leading = leadership.subscribe();
     loop {

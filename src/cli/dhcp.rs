@@ -38,9 +38,9 @@ pub(super) struct NetworkArgs {
     /// instead. If the entry ends in =none, they send no client identifier.
     #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = listed)]
     networks: Vec<(String, ClientIdForm)>,
-    /// Namespaces, separated by commas. In these namespaces, the annotation
-    /// loadbalancer.harvesterhci.io/dhcp: host of a NetworkAttachmentDefinition makes the host
-    /// lease addresses on its network.
+    /// Namespaces, separated by commas. The host leases addresses on a network of these namespaces
+    /// if its NetworkAttachmentDefinition has the annotation
+    /// loadbalancer.harvesterhci.io/dhcp: host.
     #[arg(
         long = "dhcp-namespaces",
         env = "HGO_DHCP_NAMESPACES",
@@ -48,9 +48,9 @@ pub(super) struct NetworkArgs {
         default_value = "default"
     )]
     namespaces: Vec<String>,
-    /// Network on which the host leases addresses for LoadBalancers of VMs that name no network:
-    /// namespace/name of its NetworkAttachmentDefinition. The host must lease addresses on this
-    /// network.
+    /// Network for the leased addresses of VM load balancers: namespace/name of the
+    /// NetworkAttachmentDefinition. The option counts for a VM load balancer that names no network.
+    /// The host must lease addresses on this network.
     #[arg(
         long = "dhcp-default-network",
         env = "HGO_DHCP_DEFAULT_NETWORK",
@@ -106,8 +106,8 @@ impl NetworkArgs {
     }
 }
 
-/// Parses an entry of the list of networks: namespace/name, and the form of client identifiers
-/// after `=`. An entry without `=` means the form `duid`.
+/// Parses an entry of the list of networks: the network's namespace/name, then `=` and one of
+/// `duid`, `mac` and `none`. An entry without `=` means `duid`.
 fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
     let (name, form) = text.split_once('=').unwrap_or((text, "duid"));
     Ok((network(name)?, form.parse().map_err(|error: NoForm| error.to_string())?))

@@ -92,8 +92,8 @@ enum LeaseLossOption {
     Keep,
 }
 
-/// Runs the agent until SIGTERM or SIGINT, or until a task ends that must run as long as the
-/// process.
+/// Runs the agent until SIGTERM or SIGINT. Returns an error at the end of any task that must run
+/// as long as the process.
 pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     agent::drop_privileges()?;
     let network = args.network.split_once('/');
@@ -175,8 +175,8 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// Leases addresses while this agent leads, one term after the other. Does not return, except with
-/// an error if the leadership is not updated any more. `spoke`: set to true when the first term
+/// Leases addresses while this agent leads, one term after the other. Returns only with an
+/// error, when the leadership is not updated any more. `spoke`: set to true when the first term
 /// begins.
 async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();

@@ -115,7 +115,7 @@ struct ControllerArgs {
     lease_duration: u8,
     /// Puts the operator's form of the CRDs back after another form has replaced it, for example in
     /// an upgrade of Harvester. The operator does this at most once in ten minutes. Without this
-    /// option, it only reports the other form, and works with it.
+    /// option, the operator only reports the other form, and works with that form.
     #[arg(long, env = "HGO_REPAIR_CRDS")]
     repair_crds: bool,
     #[command(flatten)]

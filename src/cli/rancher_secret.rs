@@ -155,8 +155,8 @@ fn key() -> anyhow::Result<SecretText> {
     Ok(key)
 }
 
-/// Tests the API key. Returns a report: its user, its expiry, and the cloud credentials that it can
-/// read. `Err`: the test has failed.
+/// Tests the API key. Returns a report: the key's user, the key's expiry, and the cloud credentials
+/// that the key can read. `Err`: the test has failed.
 async fn tried(
     issuer: &RancherIssuer,
     known: &IssuedTokens,
@@ -177,7 +177,7 @@ async fn shown_authority(url: &str) -> anyhow::Result<String> {
     Ok(read.map_err(|error| refused(format!("--url {url:?}: {error}")))?)
 }
 
-/// Message for the user about `error`, with which the test of the API key has failed.
+/// Message for the user about a failed test of the API key. `error`: the failure of the test.
 async fn why(args: &RancherSecretArgs, error: &RancherError) -> String {
     let url = &args.url;
     match error {

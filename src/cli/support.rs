@@ -1,6 +1,6 @@
 //! The `support` command: a report for maintainers, in one text. The command reads with the rights
-//! of the user who runs it and needs no right that the operator lacks. The report names the objects
-//! that could not be read, and contains the rest.
+//! of the user who runs it. The rights that the operator has are enough. The report names the
+//! objects that could not be read, and is complete for all others.
 
 use std::fmt::Debug;
 use std::io::Write as _;
@@ -62,8 +62,8 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     })
 }
 
-/// Lists the objects of a kind. Returns the readable objects, and a list of errors. The errors have
-/// one text for each unreadable object, or one text if the whole list failed.
+/// Lists the objects of a kind. Returns the readable objects, and a list of errors. The list has
+/// one error for each unreadable object, or one error if the list itself failed.
 async fn list<K>(client: &Client) -> (Vec<K>, Vec<String>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -87,7 +87,7 @@ where
     }
 }
 
-/// Report of the LoadBalancer CRD's versions and conversion, without its schema.
+/// Report of the LoadBalancer CRD: its versions and its conversion, but not its schema.
 async fn crd(client: &Client) -> Value {
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
     match crds.call_get(CRD).await {

@@ -421,7 +421,7 @@ async fn try_out(
     })
 }
 
-/// Error after [`ROUNDS`] rounds, each of which found that another process had changed an object.
+/// Error after [`ROUNDS`] rounds. In each round, another process had changed an object.
 fn always_changed(guest: &GuestCluster) -> anyhow::Error {
     let GuestCluster { namespace, cluster } = guest;
     anyhow::anyhow!(

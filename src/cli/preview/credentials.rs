@@ -14,9 +14,9 @@ use crate::k8s::stored_objects::list;
 /// Number of TokenRotations in one page of a list.
 const PAGE: u32 = 100;
 
-/// Returns the credentials of TokenRotations and Secrets that expire, sorted by their expiry.
-/// Objects that the API server does not let this command read are left out. `namespaces`: map from
-/// a namespace to the Secrets to read there; an empty set stands for all.
+/// Returns the credentials that expire, of TokenRotations and of Secrets, sorted by their expiry.
+/// Leaves out objects that the API server does not let this command read. `namespaces`: map from a
+/// namespace to the Secrets to read there; an empty set stands for all.
 pub(super) async fn read(
     client: &Client,
     namespaces: &BTreeMap<String, BTreeSet<String>>,

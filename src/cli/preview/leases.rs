@@ -1,5 +1,5 @@
-//! Plans the next step for a LoadBalancer whose address comes from a DHCP server, as a leader does
-//! at the beginning of its term.
+//! Plans the next step for a LoadBalancer whose address comes from a DHCP server. A leader plans
+//! the same step at the beginning of its term.
 
 use chrono::Utc;
 

@@ -49,8 +49,8 @@ struct PreviewTarget<'a> {
     stored: Option<StoredService>,
 }
 
-/// Plans the Service and the EndpointSlices of a LoadBalancer. `outcome`: address that would be
-/// published. `None`: objects that the plan needs could not be read.
+/// Plans the Service and the EndpointSlices of a LoadBalancer. `None`: objects that the plan needs
+/// could not be read. `outcome`: address that would be published.
 pub(super) async fn serve(
     views: &Views,
     client: &Client,

@@ -1,6 +1,6 @@
 //! The `takeover` command: replaces Harvester's Go controller by this operator, or goes back to the
-//! Go controller. The command works with the rights of the account that runs it, which is a
-//! person's or that of the chart's Job. It changes nothing without `--apply`.
+//! Go controller. The command works with the rights of the account that runs it: a person's
+//! account, or the account of the chart's Job. The command changes nothing without `--apply`.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
