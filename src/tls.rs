@@ -1,5 +1,5 @@
-//! TLS settings of two clients: the client of a Rancher, and the prober's client of backends. The
-//! client of the API server has the TLS settings of kube.
+//! TLS settings of two clients: the client that calls a Rancher, and the prober's client that calls
+//! backends. The client that calls the API server has the TLS settings of kube.
 //!
 //! Invariant: sessions are not resumed. A resumed session skips the check of the certificate, so a
 //! replaced or expired certificate would not be noticed.

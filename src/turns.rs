@@ -26,7 +26,7 @@ pub struct Turns<S: Clone + Eq + Hash>(Arc<Mutex<TurnQueue<S>>>);
 struct TurnQueue<S: Clone + Eq + Hash> {
     /// Number of free places. The number is zero while a caller waits.
     free: usize,
-    /// Callers that wait, by source. Each source in the map has at least one.
+    /// Callers that wait, by source. Each source in the map has at least one caller.
     waiting: HashMap<S, VecDeque<oneshot::Sender<CallerTurn<S>>>>,
     /// Sources with a waiting caller, in the order of their turns.
     order: VecDeque<S>,
@@ -80,8 +80,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
     }
 
     /// Removes from the queue the caller whose turn is next, and returns the sender that wakes this
-    /// caller. Skips callers whose future was dropped. `None`: no caller waits, so the caller's
-    /// place was added to the free places.
+    /// caller. Skips callers whose future was dropped. `None`: no caller waits, so one place was
+    /// added to the free places.
     fn next(&self) -> Option<oneshot::Sender<CallerTurn<S>>> {
         let mut queue = self.lock();
         while let Some(source) = queue.order.pop_front() {
