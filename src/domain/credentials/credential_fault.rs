@@ -32,7 +32,8 @@ pub enum CredentialFault {
     /// Two user entries of the kubeconfig have this name.
     #[error("it has two users {0:?}")]
     TwoUsers(String),
-    /// The kubeconfig's user authenticates by another method than a token in the kubeconfig.
+    /// The kubeconfig's user does not authenticate by a token in the kubeconfig, but by another
+    /// method.
     #[error("its user {user:?} authenticates by {method}, not by a token in the file")]
     OtherMethod {
         /// Name of the user.

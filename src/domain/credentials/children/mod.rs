@@ -3,9 +3,9 @@
 //!
 //! Invariants:
 //!
-//! * A credential that another TokenRotation replaces gets no child.
-//! * A credential that Rancher's list omits counts as deleted only after a read by its name has not
-//!   found it either.
+//! * A credential gets no child if another TokenRotation replaces it.
+//! * A credential may be missing in Rancher's list. It counts as deleted only if a read by its name
+//!   does not find it either.
 //! * The spec of a child is the parent's spec with another target, and with the Rancher's URL. The
 //!   spec of the child for the API key has no `onDelete`.
 
@@ -81,8 +81,8 @@ pub struct SuperfluousChild {
     pub unlisted: Option<String>,
 }
 
-/// Compares the children that must exist with the children that exist. `parent`: TokenRotation for
-/// all cloud credentials, to which the children belong.
+/// Compares the children that must exist with the children that exist. `parent`: TokenRotation to
+/// which the children belong. Its target is all cloud credentials.
 pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRotations {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));

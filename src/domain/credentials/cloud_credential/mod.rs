@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * Content that Rancher would reject, or that would crash Rancher, is refused with a reason and
-//!   never written.
+//! * Content is refused with a reason, and never written, if Rancher would reject the content or
+//!   would crash because of it.
 //! * In a kubeconfig, only the token of the current context's user changes. If the server changes,
 //!   a new kubeconfig is made instead.
 //! * The old token can stay beside the new one for the overlap. The reason is that Rancher deletes
@@ -21,7 +21,7 @@ pub struct CloudCredential {
     user: String,
     /// ID of the Rancher user who made the cloud credential. This user may read its token.
     pub owner: String,
-    /// Server to which a user of the cloud credential sends the token, from the kubeconfig.
+    /// Server in the kubeconfig. A user of the cloud credential sends the token to this server.
     pub reach: ServerEndpoint,
 }
 
@@ -90,8 +90,9 @@ impl CloudCredential {
         }
     }
 
-    /// New content of the cloud credential, without the replaced token that it keeps beside the
-    /// token in use. `None`: no token is kept. The error says why the content cannot be made.
+    /// New content of the cloud credential, without the replaced token that the present content
+    /// keeps beside the token in use. `None`: no token is kept. The error says why the content
+    /// cannot be made.
     pub fn without_kept(&self) -> Result<Option<String>, CredentialFault> {
         self.config.without_kept(&self.user)
     }

@@ -120,7 +120,7 @@ impl GuestObjects {
 
     /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. `None`:
     /// guests in all namespaces. A ServiceAccount counts as a guest's if a binding gives it one of
-    /// the roles for guests, or if its annotation names a guest cluster of the account's name.
+    /// the roles for guests, or if its annotation names a guest cluster with the account's name.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
         let bound = self

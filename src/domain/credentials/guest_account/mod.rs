@@ -269,8 +269,8 @@ pub struct ForeignSecret {
 /// Existing objects of a guest's credential.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExistingObjects {
-    /// Rules of the ClusterRoles that guests get, by the ClusterRole's name. A ClusterRole that
-    /// does not exist is not in the map.
+    /// Rules of the ClusterRoles that guests get, by the ClusterRole's name. The map contains only
+    /// ClusterRoles that exist.
     pub roles: BTreeMap<String, Value>,
     /// Namespaces of [`SHARED_NAMESPACES`] that exist.
     pub shared: BTreeSet<String>,
@@ -287,7 +287,7 @@ pub struct ExistingObjects {
 }
 
 impl ExistingObjects {
-    /// Token Secrets of the guest whose token the API server accepts, the newest last.
+    /// Valid token Secrets of the guest, the newest last: the API server accepts the token in each.
     pub fn valid(&self, guest: &GuestCluster) -> Vec<&TokenSecret> {
         let mut valid: Vec<_> =
             self.own(guest).into_iter().filter(|token| token.invalid_since.is_none()).collect();
@@ -393,8 +393,8 @@ pub fn plan(
 }
 
 /// Whether `account` belongs to the guest. One of two facts shows this: the account's annotation
-/// names the guest, or the account has the cloud provider's role. An account that Rancher's UI or
-/// Harvester's script made has no annotation.
+/// names the guest, or the account has the cloud provider's role. Rancher's UI and Harvester's
+/// script make accounts without the annotation.
 fn is_guests(guest: &GuestCluster, account: &StoredAccount, found: &ExistingObjects) -> bool {
     let subject = guest.subject();
     account.made_for.as_deref() == Some(guest.cluster.as_str())

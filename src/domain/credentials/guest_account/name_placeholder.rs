@@ -3,8 +3,8 @@
 //!
 //! The token in a token Secret follows from the Secret's name and the account's UID. Rancher's UI
 //! asks for the Secret `<cluster>-token` at each upgrade of the guest. If that Secret is missing,
-//! Harvester creates it, and the revoked token, which may have leaked, works again. Therefore a
-//! Secret of another type takes the name. It holds a copy of the valid token, which the UI then
+//! Harvester creates it. Then the revoked token works again, although it may have leaked. Therefore
+//! a Secret of another type takes the name. It holds a copy of the valid token, which the UI then
 //! hands out.
 
 use serde_json::{Value, json};

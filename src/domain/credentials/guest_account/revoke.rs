@@ -48,7 +48,7 @@ pub struct ObjectRemoval {
     pub version: String,
 }
 
-/// Objects that a request to revoke deletes, and bindings of the guest that it does not delete.
+/// Objects to delete for a request to revoke, and bindings of the guest that are not deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
     /// Objects to delete, in order.
@@ -57,11 +57,11 @@ pub struct Revocation {
     pub left: Vec<String>,
 }
 
-/// Objects to delete for `what`, the value of `--revoke`. `kept` matters only for `--revoke old`:
-/// name of the Secret that stays, because the same command has handed out its token. `None`: the
-/// Secret with the newest valid token stays. Without `kept`, the request is refused if the newest
-/// valid token was never used, but another valid token was, because the guest would lose its
-/// access.
+/// Objects to delete for `what`, the value of `--revoke`. `kept`: name of the Secret that stays,
+/// because the same command has handed out the token in that Secret. Only `--revoke old` uses
+/// `kept`. `None`: the Secret with the newest valid token stays. In this case, the request is
+/// refused if the newest valid token was never used, but another valid token was used. The reason
+/// is that the guest would lose its access.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,

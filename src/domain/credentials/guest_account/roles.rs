@@ -71,11 +71,11 @@ struct WantedBinding {
     namespace: Option<String>,
     name: String,
     role: &'static str,
-    /// Other role that an existing binding may have instead of `role`, because that role gives more
+    /// Other role that an existing binding may have instead of `role`. The other role gives more
     /// rights. `None`: only `role` is accepted.
     or: Option<&'static str>,
-    /// Whether the account is the owner of the binding. A binding in another namespace than the
-    /// account's gets no owner, because the garbage collector would delete a binding with such an
+    /// Whether the account is the owner of the binding. False if the binding and the account are in
+    /// different namespaces, because the garbage collector would delete a binding with such an
     /// owner.
     owned: bool,
 }

@@ -4,9 +4,9 @@
 //! Invariants:
 //!
 //! * Clusters, contexts, other users and unknown fields stay the same, unless the server changes.
-//! * A user that does not authenticate by a token in the file is never changed. The error names
-//!   that user.
-//! * The text that is written parses to the intended value.
+//! * The operator never changes a user who has a method of authentication other than a token in the
+//!   file. The error names that user.
+//! * The written text parses to the intended value.
 //!
 //! The file is read as a JSON value, not as the type `Kubeconfig` of kube-client. This crate does
 //! not depend on kube-client. Besides, that type refuses a whole file if one field of any entry has
@@ -244,7 +244,7 @@ impl Kubeconfig {
     }
 
     /// Entry of `user` in the list of users. It is an error if the user has no entry, two entries,
-    /// or another method of authentication than a token in the file.
+    /// or a method of authentication other than a token in the file.
     fn entry(&self, user: &str) -> Result<&Value, CredentialFault> {
         let mut all = self.0["users"].as_array().into_iter().flatten();
         let entry = all

@@ -2,8 +2,8 @@
 //!
 //! Source: the calls in the driver's `client.go`. [`RIGHTS`] omits images, networks, keys and
 //! storage classes, because the machine's configuration decides which of them the driver reads, and
-//! in which namespace. [`RIGHTS`] also omits Harvester's settings, because the observed roles of
-//! Harvester that grant the creation of virtual machines also grant the reading of settings.
+//! in which namespace. [`RIGHTS`] also omits Harvester's settings. If an observed role of Harvester
+//! grants the creation of virtual machines, the role also grants the reading of settings.
 
 use std::fmt;
 

@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //!
-//! * A certificate authority that Rancher itself shows is used only if it has the checksum of
-//!   `--ca-checksum`.
+//! * Rancher itself shows a certificate authority. This authority is used only if it has the
+//!   checksum of `--ca-checksum`.
 //! * The Secret names the only URL to which its key may be sent.
 
 mod account;
@@ -99,8 +99,8 @@ pub fn checksum(authority: &str) -> String {
     sha256_hex(authority.as_bytes())
 }
 
-/// Returns `shown`, the certificate authority that a Rancher serves, if its checksum is `wanted`.
-/// The error says why the authority is refused.
+/// Returns `shown` if its checksum is `wanted`. `shown`: certificate authority that a Rancher
+/// serves. The error says why the authority is refused.
 pub fn authority(shown: String, wanted: &str) -> Result<String, String> {
     let found = checksum(&shown);
     if shown.trim().is_empty() {

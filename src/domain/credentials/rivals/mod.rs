@@ -67,8 +67,8 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
 }
 
 /// Rival of `one` with the highest precedence. A rival is a TokenRotation of `others` that has
-/// precedence over `one` for the same credential. A TokenRotation that is being deleted, or has no
-/// source, is no rival. `None`: `one` has no rival.
+/// precedence over `one` for the same credential. A TokenRotation is no rival if it is being
+/// deleted or has no source. `None`: `one` has no rival.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,

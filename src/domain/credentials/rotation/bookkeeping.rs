@@ -46,10 +46,11 @@ pub(super) fn update_record(
     record_found(plan, record, seen)
 }
 
-/// Whether `held`, the credential in the target, is the recorded credential (`current`). Hashes are
-/// compared if the operator replaces the credential. A watched credential has no hash in the
-/// record, because it may be a password, which a hash in a status would reveal. Its name is
-/// compared, and its expiry too if the credential itself states it.
+/// Whether the target holds the recorded credential. `current`: recorded credential. `held`:
+/// credential in the target. Hashes are compared if the operator replaces the credential. A watched
+/// credential may be a password, and a hash in a status would reveal the password. So the record
+/// has no hash of a watched credential. Names are compared instead. Expiries are compared too, if
+/// the credential itself states its expiry.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
@@ -108,8 +109,9 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     next
 }
 
-/// Takes the current credential out of the record `next`. A credential that the operator made then
-/// goes to `previous`, the list of credentials to revoke. `after`: earliest time of the revocation.
+/// Takes the current credential out of the record `next`. If the operator made this credential, the
+/// credential goes to `previous`, the list of credentials to revoke. `after`: earliest time of the
+/// revocation.
 fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
@@ -118,8 +120,12 @@ fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
 }
 
 /// Record whose current credential is `held`, the credential that was found in the target.
-/// Precondition: `held` is neither the current nor the pending credential of `record`. Another
-/// party made it or put an old credential back, or a late write of the operator published it.
+/// Precondition: `held` is neither the current nor the pending credential of `record`. So one of
+/// these events came before:
+///
+/// * Another party has made the credential.
+/// * Another party has put an old credential back.
+/// * A late write of the operator has published the credential.
 fn adopted(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -161,8 +167,9 @@ fn adopted(
 }
 
 /// Moves the pending credential to `previous`, the list of credentials to revoke. If an attempt to
-/// publish it was recorded, a client may have read it, and the attempt may still succeed. In this
-/// case, the revocation waits for the overlap, and for the end of the attempt.
+/// publish the credential was recorded, a client may have read the credential, and the attempt may
+/// still succeed. In this case, the revocation waits for the overlap, and for the end of the
+/// attempt.
 pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
@@ -177,10 +184,10 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
     });
 }
 
-/// Record from which the late writes that can no longer succeed are removed. A late write is one
-/// whose outcome is not known. The server refuses such a write if the target has another version by
-/// now. The write may have succeeded earlier, and a client may have read its credential. Therefore
-/// the overlap of this credential begins now. `None`: nothing in the record changes.
+/// Record without the late writes that can no longer succeed. A late write is a write whose outcome
+/// is not known. The server refuses such a write if the target has another version by now. The
+/// write may have succeeded earlier, and a client may have read its credential. Therefore the
+/// overlap of this credential begins now. `None`: nothing in the record changes.
 pub(super) fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -260,11 +267,11 @@ pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> b
     old.hash.as_ref().is_some_and(|hash| other_tokens.contains(hash))
 }
 
-/// Whether the target does not prevent the revocation of `old`. True in each of these cases:
+/// Whether the target allows the revocation of `old`. True in each of these cases:
 ///
 /// * The operator has not published `old`, as far as the record shows.
-/// * The target holds another credential in use, and no write of `old` whose outcome is not known
-///   can still succeed.
+/// * The target holds another credential in use, and no late write of `old` can still succeed. The
+///   outcome of a late write is not known.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
         // The credential was never published, or was only found by its name at the issuer.

@@ -242,10 +242,14 @@ pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds)
 }
 
 /// Action that revokes the first old credential whose overlap is over. If the target keeps that
-/// credential beside the one in use, the action first removes it from the target. A credential is
-/// skipped if it is in use in the target, if a person has copied it into the target, or if a write
-/// whose outcome is not known can still put it there. `None`: no credential can be revoked now.
-/// `until` then gets the time of the next revocation, if that time is known.
+/// credential beside the one in use, the action first removes that credential from the target.
+/// `None`: no credential can be revoked now. `until` then gets the time of the next revocation, if
+/// that time is known. A credential is skipped in each of these cases:
+///
+/// * The credential is in use in the target.
+/// * A person has copied the credential into the target.
+/// * A late write can still put the credential into the target. The outcome of a late write is not
+///   known.
 fn revoke(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Time that a deletion waits for servers that do not answer, and for revocations that a server
-/// refuses. A Rancher that restarts, or is upgraded, normally answers within that time.
+/// refuses. After a restart or an upgrade, a Rancher normally answers within this time.
 const PATIENCE: Seconds = 15 * 60;
 
 /// Latest time at which a deletion completes, even if a credential could not be revoked. The time
@@ -135,7 +135,7 @@ pub(super) fn next_step(
 }
 
 /// Record in which the overlap of every replaced credential has begun. `None`: all overlaps have
-/// begun before. Two kinds of overlaps begin now:
+/// already begun. Two kinds of overlaps begin now:
 ///
 /// * An overlap that waits for a restart of the workloads, because a deletion restarts none.
 /// * The overlap of a credential whose late write can no longer succeed.

@@ -1,8 +1,9 @@
 //! Credentials that the record does not describe, of two kinds:
 //!
-//! * Credentials at the issuer with a name of the form that the operator gives. They are recorded,
-//!   so that they are revoked.
-//! * Foreign credentials in a target whose validity and expiry are not known. They are replaced.
+//! * Credentials at the issuer with names like those that the operator gives. They are recorded, so
+//!   that they are revoked.
+//! * Foreign credentials in a target, if their validity and expiry are not known. They are
+//!   replaced.
 
 use super::{
     CurrentEntry, ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan,
@@ -14,8 +15,8 @@ use super::{
 /// party that may make credentials with such names could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
-/// Action that records one existing credential of this plan that the record lacks. `None`: the
-/// record has all existing credentials of this plan.
+/// Action that adds one credential to the record. The credential exists and belongs to this plan,
+/// but the record lacks it. `None`: the record has all existing credentials of this plan.
 pub(super) fn record_found(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -46,12 +46,12 @@ use super::timestamp::Seconds;
 /// Maximum number of credentials that wait for revocation. At this number, the operator makes no
 /// new credential until an old one is revoked.
 const MOST_PREVIOUS: usize = 16;
-/// Pause before a target that could not be read is read again.
+/// Pause after a failed read of the target, until the next read.
 const READ_AGAIN_AFTER: Seconds = 30;
 /// Time after the recording of a pending credential's name. In this time, a process without the
 /// credential does not abandon it, because another process may have it in memory.
 const HELD_ELSEWHERE: Seconds = 15;
-/// Time after the sending of a write, by which the write has certainly succeeded or failed.
+/// Maximum duration of a write. After this time, the write has certainly succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
 
 /// Plan of a rotation: its spec, with defaults for unset fields.
@@ -141,7 +141,7 @@ impl RotationRequests {
 pub struct RotationRecord {
     /// Number in the last name that was given to a credential. Each new name has the next number.
     pub serial: u64,
-    /// Credential that the target was last observed to hold.
+    /// Credential that the target held at the last observation.
     pub current: Option<CurrentEntry>,
     /// Credential that is being made or published.
     pub pending: Option<PendingEntry>,
@@ -153,7 +153,7 @@ pub struct RotationRecord {
     pub done: RotationRequests,
     /// Number of consecutive failures of steps. Failed revocations do not count.
     pub failures: u32,
-    /// Earliest time of the next try of a step that failed, other than a revocation. `None`: no
+    /// Earliest time at which a failed step is tried again. Revocations do not count. `None`: no
     /// failed step waits.
     pub retry_after: Option<Seconds>,
     /// Time of the last publication. `None`: no credential was published yet.
@@ -317,7 +317,7 @@ pub struct UnpublishedCredential {
     pub name: String,
     /// Hash and times. `None`: the credential is not made yet.
     pub made: Option<MintedCredential>,
-    /// Whether the server that the credential is for has accepted it.
+    /// Whether the credential has been accepted by the server that it is for.
     pub verified: bool,
 }
 
@@ -340,7 +340,7 @@ pub enum RotationAction {
     },
     /// Restart the workloads that must read the new credential.
     Restart,
-    /// Remove from the target the old credential that it keeps beside the one in use.
+    /// Remove the old credential that the target keeps beside the one in use.
     DropOld,
     /// Revoke the credential with this name, if it exists.
     Revoke(String),

@@ -9,7 +9,8 @@ use super::{ObservedState, RotationPlan, RotationRecord, RotationStep, TargetSta
 use api::ConditionStatus::{self, False, True};
 use api::Target;
 
-/// Reason of Ready if the target, or the list of credentials that were made for it, cannot be read.
+/// Reason of Ready if one of these cannot be read: the target, or the list of credentials that were
+/// made for the target.
 pub const UNREADABLE: &str = "TargetUnreadable";
 
 /// Observed facts on which the condition Ready depends, in addition to the target's state.
@@ -56,8 +57,9 @@ pub enum ReadyReason {
     /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation. The
     /// text counts them.
     Renewed(String),
-    /// Some cloud credential of the API key's user, or the API key itself, should be replaced by a
-    /// TokenRotation of its own, but is not. The text names the first of them.
+    /// At least one credential should be replaced by a TokenRotation of its own, but is not. Such a
+    /// credential is a cloud credential of the API key's user, or the API key itself. The text
+    /// names the first few of them.
     RenewedInPart(String),
     /// Another TokenRotation has precedence for the same credential. The text names that
     /// TokenRotation.

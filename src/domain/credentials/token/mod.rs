@@ -21,8 +21,8 @@ const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 /// Name and times of a token, or of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// Name to report. Of a Rancher's token: its name, or its description if that has the form of a
-    /// name. Of a ServiceAccount's token: the name of the token's Secret, or else of the
+    /// Name to report. Of a Rancher's token: its name, or its description if the description is a
+    /// valid name. Of a ServiceAccount's token: the name of the token's Secret, or else of the
     /// ServiceAccount. Of a client certificate: the common name. Empty: no name may be reported.
     pub name: String,
     /// Time since which the token or certificate is valid. `None`: not known.
@@ -69,8 +69,8 @@ fn of_claims(claims: &Value) -> TokenClaims {
 }
 
 /// Claims of a token that is no JSON Web Token: only its name. A token of Rancher has its name
-/// before the colon, and its secret after the colon. The name is empty if this is not a Rancher's
-/// token.
+/// before the colon, and its secret after the colon. The name is empty if the token is not a
+/// Rancher's.
 fn opaque(token: &str) -> TokenClaims {
     let name = token.split_once(':').map(|(name, _)| name);
     let name = name.filter(|name| RANCHER.iter().any(|prefix| name.starts_with(prefix)));

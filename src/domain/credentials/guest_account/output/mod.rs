@@ -44,7 +44,7 @@ type: Opaque
 data:
   cloud-provider-config: ";
 /// Beginning of the cloud provider's HelmChart in YAML. [`text`] appends the guest cluster's name.
-/// `cloudConfigPath` is empty, so a chart version that takes no Secret fails with an error that
+/// `cloudConfigPath` is empty. If a chart version takes no Secret, it fails with an error that
 /// names this value. With `bootstrap`, K3s installs the chart before a node is ready. This is
 /// necessary, because only the cloud provider makes nodes ready.
 const CLOUD_PROVIDER: &str = "
@@ -87,7 +87,7 @@ spec:
 pub enum OutputForm {
     /// Kubeconfig alone.
     Kubeconfig,
-    /// Secret for the guest, which the charts of cloud provider and CSI driver mount.
+    /// Secret for the guest. The charts of cloud provider and CSI driver mount the Secret.
     Secret,
     /// Secret for the Rancher that provisions the guest.
     RancherSecret,
@@ -111,7 +111,7 @@ pub struct TokenMaterial {
 
 /// Output of `cloud-config` in the format `form`, wiped from memory when it is dropped. `server`:
 /// URL of Harvester's API server. `driver`: whether the guest has a CSI driver. Only
-/// [`OutputForm::HelmChartK3s`] uses it.
+/// [`OutputForm::HelmChartK3s`] uses `driver`.
 pub fn text(
     form: OutputForm,
     guest: &GuestCluster,

@@ -62,7 +62,7 @@ pub(super) fn expiring_condition(
 }
 
 /// Time from which the condition MinterExpiring of an API key is True. If a TokenRotation renews
-/// the key, this is the expiry itself. If not, this is earlier than the expiry, by
+/// the key, the time is the expiry itself. If not, the time is earlier than the expiry, by
 /// `plan.schedule.minimum_left` or by half of the key's lifetime, whichever is less. `None`: the
 /// key does not expire.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {

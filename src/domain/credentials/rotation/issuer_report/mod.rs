@@ -23,7 +23,7 @@ pub struct IssuerReport {
 impl IssuerReport {
     /// State of `token`, as Rancher reports it. `word`: name and times in Rancher's answer. The
     /// result is `None` if the answer lacks the token, or if the token states its own times. A
-    /// token counts as kept alive, whatever version the Rancher has, if all of this is true:
+    /// token counts as kept alive if all of this is true, for every version of Rancher:
     ///
     /// * The token's name has a prefix of `EXTENDED`: Rancher itself made the token.
     /// * A cloud credential holds the token.
@@ -49,7 +49,7 @@ impl TargetCredential {
 
 /// Record with the expiry that the issuer reports for the credential in use. A foreign credential
 /// that the issuer no longer lists counts as expired at `now`. `None`: the issuer reports nothing,
-/// the record already has this expiry, or both expiries are over.
+/// the record already has this expiry, or the recorded and the reported expiry have both passed.
 pub(super) fn with_reported_end(
     record: &RotationRecord,
     held: &TargetCredential,

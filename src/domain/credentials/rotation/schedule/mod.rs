@@ -27,8 +27,8 @@ pub struct ReplacementSchedule {
     /// Maximum time by which jitter moves the replacement to an earlier time, in percent of the
     /// lifetime.
     pub jitter_percent: Seconds,
-    /// Window in which a replacement may begin. A window that opens after the latest time for the
-    /// replacement is ignored. `None`: any time.
+    /// Window in which a replacement may begin. The window is ignored if it opens after the latest
+    /// time for the replacement. `None`: any time.
     pub window: Option<MaintenanceWindow>,
     /// Whether the rotation is paused.
     pub paused: bool,
@@ -73,7 +73,7 @@ pub fn due(
     ReplacementTimes { at: opens.min(latest), latest }
 }
 
-/// First time, not before `from`, at which the window is open.
+/// First time at which the window is open, at `from` or later.
 fn next_open(window: &MaintenanceWindow, from: Seconds) -> Seconds {
     let today = from.div_euclid(DAY);
     // The search begins yesterday, because yesterday's window may last until today. The search

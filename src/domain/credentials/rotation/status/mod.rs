@@ -24,8 +24,8 @@ const LIFETIME: Seconds = 2_592_000;
 /// limit is ninety days by default. Rancher accepts a longer request, and grants the limit.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
-/// Default overlap for a cloud credential, in seconds. This overlap is long because a job that
-/// makes machines, and each retry of that job, use the credential with which the job began.
+/// Default overlap for a cloud credential, in seconds. This overlap is long because of jobs that
+/// make machines. Such a job uses the credential with which it began, also in each retry.
 const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
 /// Default of `spec.schedule.minimumLeftSeconds`: one week. A watched credential with less time

@@ -32,8 +32,8 @@ pub struct TargetRead {
     pub watched: WatchedCredentials,
     /// Kubeconfig in the target. `None`: the target holds no kubeconfig, or cannot be used.
     kubeconfig: Option<Kubeconfig>,
-    /// Server to which the target's users send the token, from the target's kubeconfig. `None`: the
-    /// target names no server, so the users send the token to its issuer.
+    /// Server in the target's kubeconfig. The target's users send the token to this server. `None`:
+    /// the target names no server, so the users send the token to its issuer.
     pub reach: Option<ServerEndpoint>,
 }
 

@@ -94,9 +94,9 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Gives each credential that has ended the expiry that `before`, the list in the earlier status,
-/// states for it, if that time is in the past too. The exact end of such a credential is not known,
-/// so the end that was reported first stays.
+/// Keeps the first reported expiry of each credential that has ended. `before`: list in the earlier
+/// status. If a credential has ended in both lists, the credential gets the expiry in `before`. The
+/// exact end of such a credential is not known, so the first reported end stays.
 pub fn keep_first_ends(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],
