@@ -5,9 +5,9 @@
 //! to carry. `unset` names fields that were not set before the conversion, and that the conversion
 //! back would set.
 //!
-//! Text that is not of this form was written by another program, so the conversion ignores this
-//! text and leaves it in place. If the conversion must write the annotation itself, it puts the
-//! other program's text into `kept`.
+//! Any other text in the annotation is from another program. The conversion ignores that text and
+//! leaves it in place. If the conversion must write the annotation itself, it puts the other
+//! program's text into `kept`.
 //!
 //! All annotations of an object together may have 256 KiB. If one object exceeded this limit, the
 //! API server would refuse a whole list. Fields that do not fit are therefore left out and named in
@@ -52,9 +52,9 @@ pub(super) struct CarriedFields {
 }
 
 impl CarriedFields {
-    /// Adds the fields of a section that the conversion to the other version and back loses or
-    /// changes. `section`: `spec` or `status`. `source`: the section before both conversions.
-    /// `back`: the section after them. `None`: the object lacks the section.
+    /// Adds the fields of a section that are lost or changed by the conversion to the other version
+    /// and back. `section`: `spec` or `status`. `source`: the section before both conversions.
+    /// `back`: the section after both conversions. `None`: the object lacks the section.
     pub(super) fn add(
         &mut self,
         section: &str,

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * No object that the API server can send is refused, because one object that fails would make
-//!   its whole list fail.
+//! * The conversion refuses no object that the API server can send, because one refused object
+//!   would make its whole list fail.
 //! * Conversion to the other version and back returns the same object, whichever version comes
 //!   first.
 //! * In metadata, only the annotations described below are changed.
@@ -12,7 +12,7 @@
 //! [`annotations`]). The annotation is named after the version whose fields it holds. The
 //! conversion back removes these fields from the annotation. A client's edit has precedence over
 //! the annotation. So a carried value is restored only if its counterpart in the other version
-//! still has the value that the conversion gave it.
+//! still has the value that the conversion wrote.
 //!
 //! | v1beta1 | v1alpha1 | rule |
 //! |---|---|---|
@@ -26,8 +26,8 @@
 //! | fields that neither version has | the same | the API server drops them where its schema lacks them |
 //!
 //! **A tenant can write the annotation**, like the rest of the object. A value in the annotation
-//! has no more effect than the same field sent in v1beta1. A value that does not have the type of
-//! its field is ignored, and the API server validates the object after conversion. Admission is
+//! has no more effect than the same field sent in v1beta1. A value is ignored if it does not have
+//! the type of its field, and the API server validates the object after conversion. Admission is
 //! called in v1beta1 (`matchPolicy: Equivalent`) with the converted new and old object, so
 //! admission decides for both versions who may write `status.allocatedAddress` or `spec.ipPool`.
 //! The API server checks only the CEL rules of the request's version. So admission also checks the
@@ -361,7 +361,7 @@ fn merge_health(travelled: &Value, now: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Whether `value`, which the annotation carried for the field `key`, has the type of this field.
+/// Whether `value` has the type of the field `key`. The annotation carried `value` for this field.
 /// Any user may have written the annotation. One value of a wrong type would make clients fail to
 /// read each list that contains the object.
 fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
