@@ -1,10 +1,11 @@
 //! Connections that a listener has accepted. If there is no room for a new connection,
 //! [`ConnectionTable`] chooses the connection to close.
 //!
-//! Invariants: a connection whose request has arrived is not closed before the answer is sent. If
-//! there is no room, the source with the most connections loses one of its other connections: the
-//! one whose phase began first. So a source that opens many connections loses only its own
-//! connections. An API server has few connections and uses them, so it loses no connection.
+//! Invariants: after a whole request has arrived, its connection is not closed before the answer is
+//! sent. If there is no room, the source with the most connections loses a connection that has no
+//! whole request: the one whose phase began first. So a source that opens many connections loses
+//! only its own connections. An API server has few connections and uses them, so it loses no
+//! connection.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -49,9 +50,9 @@ pub enum ConnectionPhase {
 }
 
 impl ConnectionPhase {
-    /// Whether a connection in this phase may be closed to make room: it has no whole request that
-    /// still needs an answer. If only a part of a request has arrived, the client sends the request
-    /// again.
+    /// Whether a connection in this phase may be closed to make room: the connection has no whole
+    /// request that still needs an answer. If only a part of a request has arrived, the client
+    /// sends the request again.
     fn may_go(self) -> bool {
         !matches!(self, Self::Working | Self::Sending)
     }
@@ -114,8 +115,8 @@ impl<T> ConnectionTable<T> {
         Ok(gone.map(|ends| EvictedConnection { ends, source, had }))
     }
 
-    /// Adds a connection from `source`, whose handshake begins at `now`. `ends`: handle that closes
-    /// the connection. Returns the key of the connection.
+    /// Adds a connection from `source`. The connection's handshake begins at `now`. `ends`: handle
+    /// that closes the connection. Returns the key of the connection.
     pub fn enter(&mut self, source: ConnectionSource, now: Duration, ends: T) -> ConnectionKey {
         self.next += 1;
         let seat = ConnectionSeat { phase: ConnectionPhase::Greeting, since: now, ends };

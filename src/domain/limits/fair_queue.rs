@@ -1,4 +1,4 @@
-//! A bounded queue in which no namespace waits for the backlog of another.
+//! A bounded queue in which no namespace waits for the backlog of another namespace.
 //!
 //! Invariants:
 //! * namespaces take turns, one entry each;
@@ -34,7 +34,7 @@ impl<T> FairQueue<T> {
     /// * If the namespace has [`OF_ONE`] entries, the new entry is dropped.
     /// * If the queue has [`IN_ALL`] entries, the namespace with the most entries loses its newest
     ///   entry. This namespace must have at least two entries more than the new entry's namespace.
-    ///   If it has not, the new entry is dropped.
+    ///   Otherwise, the new entry is dropped.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
         if own >= OF_ONE {
