@@ -1,11 +1,11 @@
 //! VLAN links of nodes, from Harvester's HostNetworkConfigs. They show on which nodes an announcer
 //! reaches a VLAN.
 //!
-//! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. Its
-//! agent creates the link `<bridge>.<vlan>` on each node that the HostNetworkConfig's selector
-//! matches, and adds the bridge itself to the VLAN. For each of these nodes, the agent writes into
-//! the HostNetworkConfig's status whether both steps succeeded. Nodes that the selector does not
-//! match are not in the status.
+//! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. The
+//! controller's agent creates the link `<bridge>.<vlan>` on each node that the HostNetworkConfig's
+//! selector matches, and adds the bridge itself to the VLAN. For each of these nodes, the agent
+//! writes into the HostNetworkConfig's status whether both steps succeeded. Nodes that the selector
+//! does not match are not in the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +30,8 @@ pub enum NetworkReach {
     /// A HostNetworkConfig for the bridge and VLAN exists, but the link does not work on some nodes
     /// where an announcer may run. The value is the names of these nodes.
     Missing(Vec<String>),
-    /// No HostNetworkConfig for the bridge and VLAN exists, or no node is known on which an
-    /// announcer may run.
+    /// No HostNetworkConfig for the bridge and VLAN exists, or the nodes where an announcer may run
+    /// are not known.
     #[default]
     NotConfigured,
 }

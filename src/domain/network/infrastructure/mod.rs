@@ -36,7 +36,7 @@ pub enum Reserved {
 }
 
 impl Reserved {
-    /// Whether pools hold back (do not give out) the addresses that the object reserves. They do,
+    /// Whether pools hold back (do not give out) the addresses that the object reserves. `true`,
     /// with these exceptions:
     /// * cluster IPs, because their service network is held back as a whole;
     /// * the address of a LoadBalancer's own Service, because the address may be from a pool.
@@ -142,7 +142,7 @@ impl Infrastructure {
     /// Networks whose addresses pools hold back, each with the object that reserves the network:
     /// addresses of nodes, the management address, ingress addresses of Services that no
     /// LoadBalancer owns, and the networks of pods and Services. Pools on tagged VLANs do not hold
-    /// back the last two ([`Reserved::is_held_back_on`]).
+    /// back the networks of pods and Services ([`Reserved::is_held_back_on`]).
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
