@@ -1,6 +1,6 @@
-//! Lists of finalizers. A patch replaces the whole list, so it also contains the finalizers of
-//! other programs. As a precondition, it contains the resourceVersion of the object from which the
-//! list was read.
+//! Lists of finalizers. A patch replaces the whole list, so the patch also contains the finalizers
+//! of other programs. As a precondition, the patch contains the resourceVersion of the object from
+//! which the list was read.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
