@@ -1,9 +1,9 @@
 //! Plan of what the operator would do if it led now: addresses that it would allocate, objects that
 //! it would write. The plan also lists credentials with their expiry.
 //!
-//! Invariant: this module has no rules of its own. Addresses, and the status of a LoadBalancer, a
-//! pool and a Service, come from the code that a leader runs. The plan says how these results
-//! differ from the stored objects.
+//! Invariant: this module has no rules of its own. The code that a leader runs decides the
+//! addresses, and the status of a LoadBalancer, a pool and a Service. The plan says how these
+//! results differ from the stored objects.
 
 pub mod credentials;
 pub mod report;
@@ -37,7 +37,8 @@ pub struct Preview {
     pub pools: Vec<PoolLine>,
     /// Writes of objects that the operator would make.
     pub changes: Vec<PlannedWrite>,
-    /// Findings of the [`forecast`] of a take-over that neither `load_balancers` nor `pools` shows.
+    /// Findings of the [`forecast`] of a take-over, except findings that are already in
+    /// `load_balancers` or `pools`.
     pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose expiry is known, in the order of their expiry.
     pub credentials: Vec<EndingCredential>,
@@ -210,7 +211,8 @@ fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
     names.into_iter().filter(differs).map(|name| format!("status.{name}")).collect()
 }
 
-/// Findings of the forecast that the lines of `plan` about LoadBalancers and pools do not show.
+/// Findings of the forecast, except findings that are already in the lines of `plan` about
+/// LoadBalancers and pools.
 pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFinding> {
     let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),

@@ -1,4 +1,4 @@
-//! Reads of objects that failed, and the facts that the plan lacks because of them.
+//! Failed reads of objects, and the facts that the plan lacks because of the failures.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -75,8 +75,9 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Sentences about facts that the plan lacks: one for each failed read in `reads` because of which
-/// facts are missing, and one for each kind in `late`. The kinds in `late` were not listed in time.
+/// Sentences about facts that the plan lacks: one for each failed read in `reads`, if facts are
+/// missing because of that read, and one for each kind in `late`. The kinds in `late` were not
+/// listed in time.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {
