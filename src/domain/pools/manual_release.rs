@@ -12,7 +12,8 @@ pub struct ManualRelease {
     pub name: String,
 }
 
-/// Error: the text of the annotation, which is not of the form `<ip>: <namespace>/<name>`.
+/// Error: the annotation's text does not have the format `<ip>: <namespace>/<name>`. The field is
+/// this text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not of the form \"<ip>: <namespace>/<name>\", such as \"192.168.1.10: default/web\""

@@ -75,8 +75,9 @@ impl RestoreChange {
 }
 
 /// Changes that a restore made, ordered by the LoadBalancer's name. `before`: LoadBalancers as last
-/// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now. A
-/// LoadBalancer that, before the restore, published no claim or was being deleted gives no change.
+/// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now. There is
+/// no change for a LoadBalancer that published no claim before the restore, or was being deleted
+/// before the restore.
 pub fn changes(
     before: &[LoadBalancerEntry],
     pools: &[IPPool],

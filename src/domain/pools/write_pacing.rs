@@ -5,15 +5,15 @@
 //! pool. So requests that come at about the same time are gathered, and one write serves them all.
 //! The longer the last write took, the longer requests are gathered. Gathering ends early after a
 //! gap without new requests. This gap is longer while there are only releases, because then no
-//! LoadBalancer waits for an address. A client that sends one request after the other is served at
-//! once, whatever the size of the pool, because no more requests are expected. Besides, the number
-//! of bytes that are written per second is bounded in the long run.
+//! LoadBalancer waits for an address. If a client sends one request after another, each is served
+//! at once, whatever the size of the pool, because no more requests are expected. Besides, the
+//! number of bytes that are written per second is bounded in the long run.
 
 use std::time::Duration;
 
-/// Longest time to gather requests, as a multiple of the last write's duration. With 4, a fifth of
-/// the time goes into writes. For writes of more than 250 ms the part is larger, because gathering
-/// lasts at most `LONGEST_GATHERING`.
+/// Longest time to gather requests, as a multiple of the last write's duration. With 4, writes take
+/// a fifth of the time. Writes of more than 250 ms take a larger share, because gathering lasts at
+/// most `LONGEST_GATHERING`.
 const REST: u32 = 4;
 /// Longest time after a write for which requests are gathered for the next write.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
@@ -22,12 +22,13 @@ const QUIET: Duration = Duration::from_millis(10);
 /// Divisor for the gap without new requests that ends gathering. The gap is the last write's
 /// duration divided by this number, but at least `QUIET`. If only releases wait, the divisor is 1.
 /// Even many requests that arrive at random times have some gaps of 10 ms, so `QUIET` alone would
-/// end gathering too early. A gap is worth the wait if it is shorter than the write that it saves.
+/// end gathering too early. The wait for more requests is worthwhile if the wait is shorter than
+/// the write that it saves.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second on average. The API server's store retains all
 /// writes of the last five minutes, and has 2 GiB by default.
 const BYTES_PER_SECOND: u32 = 1024 * 1024;
-/// Largest part of the byte budget that can be saved while nothing is written, given as a time.
+/// Largest byte budget that can be saved while nothing is written, given as a time.
 /// `BYTES_PER_SECOND` gives 64 MiB in this time. So 64 MiB may be written at once after a long
 /// pause.
 const BURST: Duration = Duration::from_secs(64);

@@ -52,7 +52,7 @@ pub struct AllocatorPool {
     pub segment: Segment,
     /// Selector of the LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Conflict because of which the pool gives out no new address. [`PoolAllocator`] updates this
+    /// Conflict that stops the pool from giving out new addresses. [`PoolAllocator`] updates this
     /// field after each change of pools. `None`: no conflict.
     pub conflict: Option<PoolConflict>,
     /// Fault in the pool's ranges. A pool with a fault retains its claims and gives out no address.
@@ -281,9 +281,9 @@ impl PoolAllocator {
             .cloned()
     }
 
-    /// Returns the claim that the LoadBalancer should have: a claim in the pool that it names, else
-    /// `current`, its present claim, else a claim in the best pool. Makes the claim if it does not
-    /// exist yet. The error is the reason why the claim cannot be made.
+    /// Returns the claim that the LoadBalancer should have: a claim in the pool that it names. If
+    /// it names no pool: `current` (its present claim), else a claim in the best pool. Makes the
+    /// claim if there is none yet. The error says why the claim cannot be made.
     fn find_or_make_claim(
         &mut self,
         facts: &LbFacts,

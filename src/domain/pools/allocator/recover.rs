@@ -31,7 +31,8 @@ impl PoolAllocator {
     /// * the claim was published at the start of this replica's term of leadership, or a ledger
     ///   recorded it until the pool was removed;
     /// * the address has no other owner, is reserved for no other LoadBalancer and is not the
-    ///   gateway of a pool, and each pool whose ranges include the address admits the LoadBalancer.
+    ///   gateway of a pool. Besides, the LoadBalancer is admitted by each pool whose ranges include
+    ///   the address.
     pub(super) fn claim_of_deleted_pool<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);

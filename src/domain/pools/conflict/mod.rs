@@ -14,8 +14,8 @@
 //!   also have the priority 0, but then their scopes must not overlap.
 //!
 //! Of two pools in conflict, the older pool has precedence; at equal age, the pool whose name sorts
-//! first. The younger pool gives out no new address, even if the older pool gives out none either,
-//! because of a third pool. So the deletion of a pool never makes another pool stop giving out
+//! first. The younger pool gives out no new address. This is so even while the older pool gives out
+//! none because of a third pool. So the deletion of a pool never makes another pool stop giving out
 //! addresses. A pool that is being deleted, or whose ranges are invalid, gives out nothing and
 //! causes no conflict.
 
@@ -169,8 +169,8 @@ impl PoolContender<'_> {
     }
 
     /// All causes of conflict between the two pools, the gravest first. The pools' age does not
-    /// matter. Empty if one of them is being deleted or has invalid ranges, or if both have the
-    /// same name.
+    /// matter. Empty if one of the pools is being deleted or has invalid ranges, or if both have
+    /// the same name.
     pub fn contests(&self, other: &Self) -> Vec<ConflictCause> {
         if !self.serves || !other.serves || self.name == other.name {
             return Vec::new();
@@ -192,7 +192,7 @@ impl PoolContender<'_> {
     }
 
     /// Whether this pool has precedence over the other pool when the two are in conflict: this pool
-    /// is older, or they have the same age and its name sorts first.
+    /// is older, or both have the same age and this pool's name sorts first.
     fn is_senior_to(&self, other: &Self) -> bool {
         (self.created, self.name) < (other.created, other.name)
     }
@@ -232,8 +232,8 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
     conflicts
 }
 
-/// Reason why a pool's addresses do not fit a LoadBalancer: the pool's segment, `segment`, is not
-/// the segment of the LoadBalancer's network. `None`: the addresses fit. They also fit in these
+/// Reason why a pool's addresses do not fit a LoadBalancer: the pool is on `segment`, and the
+/// LoadBalancer's network is on another segment. `None`: the addresses fit. They also fit in these
 /// cases:
 /// * the LoadBalancer's network is not known;
 /// * the pool is global;

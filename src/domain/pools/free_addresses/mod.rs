@@ -1,7 +1,7 @@
 //! The free addresses of a pool, as disjoint intervals in a balanced tree.
 //!
-//! Invariants: intervals are non-empty and disjoint, and at least one address that is not free is
-//! between two intervals of one stretch of the pool. So after `n` addresses were given out, the
+//! Invariants: intervals are non-empty and disjoint. Between two intervals of one stretch of the
+//! pool, there is at least one address that is not free. So after `n` addresses were given out, the
 //! number of intervals is at most the number of stretches plus `n`. Every operation is O(log i) for
 //! `i` intervals, and a set of 2^64 addresses costs one entry. IPv4 sorts before IPv6, and no
 //! interval contains both.

@@ -3,7 +3,7 @@
 //! Invariants, checked by `self_check` in tests:
 //! * an address has at most one owner;
 //! * no address is both free and claimed, and no excluded address is free;
-//! * an address that another pool or a reservation has on the same network is held back: it is not
+//! * an address is held back if another pool or a reservation has it on the same network: it is not
 //!   free, and not given out here until that pool releases it, or the reservation ends;
 //! * an address of a closed network ([`Ledger::close`]) is not given out either, even after its
 //!   claim is released;
@@ -29,8 +29,8 @@ pub const LEDGER_BYTES: usize = 1_400_000;
 
 /// Maximum number of former owners in a ledger. Former owners make each write of the pool slower:
 /// with 500 of them, a write takes three times as long as with none. The limit is applied after a
-/// release, and after a stored pool was read. When a stored pool is read, former owners whose
-/// LoadBalancer exists are kept above the limit, until the next release.
+/// release, and after a stored pool was read. After the read, the ledger may exceed the limit until
+/// the next release: it keeps all former owners whose LoadBalancer exists.
 pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gives a LoadBalancer no address.

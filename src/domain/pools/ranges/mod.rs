@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use crate::network::infrastructure::HeldBack;
 use api;
 
-/// Stretch of consecutive addresses of one subnet that can be given out.
+/// Stretch of consecutive addresses that can be given out. All of them are in one subnet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressBlock {
     /// First address.
@@ -334,9 +334,9 @@ fn parse_excludes(
         .collect()
 }
 
-/// First block that overlaps `first..=last` and whose addresses no host can have: the block, and
-/// its kind. `None`: there is no such block. Source: IANA special-purpose registries; RFC 6890, RFC
-/// 5771, RFC 4291.
+/// First block that overlaps `first..=last`, of the blocks with addresses that no host can have.
+/// Returns the block and its kind. `None`: there is no such block. Source: IANA special-purpose
+/// registries; RFC 6890, RFC 5771, RFC 4291.
 fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
     const BLOCKS: [(&str, &str); 7] = [
         ("0.0.0.0/8", "\"this network\""),
@@ -357,7 +357,7 @@ fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static st
 }
 
 /// The fault of a range whose start is above its end. `index`: index of the range in `spec.ranges`.
-/// `None`: the start is not above the end, or one of them is absent or invalid.
+/// `None`: the start is not above the end, or the start or the end is absent or invalid.
 pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
     let bound = |text: &Option<String>| set(text.as_ref())?.parse::<IpAddr>().ok();
     let (first, last) = (bound(&range.range_start)?, bound(&range.range_end)?);

@@ -11,9 +11,9 @@
 //! meaning in a pool's scope only, so a LoadBalancer cannot widen its own scope.
 //!
 //! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the
-//! project of a vm LoadBalancer blank. So in Harvester, the blank project of the scope matches that
-//! of the LoadBalancer. This operator knows the project of a LoadBalancer of either type. To serve
-//! the same LoadBalancers, it lets a blank project in a scope admit any project.
+//! project of a vm LoadBalancer blank. So in Harvester, the blank project of the scope matches the
+//! blank project of the LoadBalancer. This operator knows the project of a LoadBalancer of either
+//! type. To serve the same LoadBalancers, it lets a blank project in a scope admit any project.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -134,7 +134,7 @@ impl PoolSelector {
         !self.scope.is_empty()
     }
 
-    /// Indices of the first pair of scope entries, one entry of each pool, that the same
+    /// Indices of the first pair of scope entries (one entry of each pool) that the same
     /// LoadBalancer may match strictly. `None`: there is no such pair.
     pub fn shared_scope(&self, other: &Self) -> Option<(usize, usize)> {
         self.scope.iter().enumerate().find_map(|(mine, scope)| {

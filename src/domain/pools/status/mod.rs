@@ -20,8 +20,8 @@ pub fn manual_release_refused(reason: &str, message: String) -> Condition {
     }
 }
 
-/// Condition `CRDReplaced` of a pool: another client has overwritten the spec of IPPool's CRD that
-/// the operator had written.
+/// Condition `CRDReplaced` of a pool: another client has overwritten the operator's spec of
+/// IPPool's CRD.
 fn crd_replaced() -> Condition {
     Condition {
         type_: CRD_REPLACED.to_owned(),

@@ -22,7 +22,7 @@ use crate::network::Segment;
 use crate::network::infrastructure::{HeldBack, Reserved};
 use crate::{Claim, Owner};
 
-/// Relations between the pools as last compared, and marks of the changes after that comparison.
+/// Relations between the pools at the last comparison, and marks of later changes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolOverlaps {
     /// Whether pools changed since they were last compared.
@@ -238,8 +238,8 @@ impl PoolAllocator {
         self.overlaps.shared = shared;
     }
 
-    /// Makes the other pools on the network of the claim's pool hold back the address of a new
-    /// claim, if the address is in their ranges.
+    /// Holds back the address of a new claim in the other pools on the network of the claim's pool,
+    /// if the address is in their ranges.
     pub(super) fn hold_back_elsewhere(&mut self, claim: &Claim) {
         let Some(beside) = self.overlaps.beside.get(&claim.pool) else { return };
         for name in beside {
@@ -260,8 +260,8 @@ impl PoolAllocator {
         self.let_go(claim.ip);
     }
 
-    /// Makes each pool stop holding back the address. Exception: pools on whose network another
-    /// pool or a reservation has the address.
+    /// Makes each pool stop holding back the address. Exception: a pool continues to hold back the
+    /// address if another pool or a reservation has the address on the same network.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.mark_changed_at(ip);
         let is_free = |name: &str, pool: &AllocatorPool| {

@@ -1,15 +1,16 @@
 //! Addresses in use on segments where no pool's ledger shows the use, and former addresses that
 //! LoadBalancers will ask for again.
 //!
-//! An address that a pool's ledger records is held back (not given out) by the other pools on the
-//! segment of that pool ([`super::overlap`]). This does not protect the address in two cases:
-//! * the pool of a published address is gone, and its ledger with it;
+//! If a pool's ledger records an address, the other pools on the segment of that pool hold the
+//! address back, which means that they do not give it out ([`super::overlap`]). This does not
+//! protect the address in two cases:
+//! * the pool of a published address is gone, and so is the ledger of that pool;
 //! * an address is announced on a segment other than its pool's. The address of a vm LoadBalancer
 //!   is announced on the announcer's default interface, if nodes have no link for the pool's VLAN.
 //!   The address of a guest is announced on the network of its VMs.
 //!
-//! In both cases, a [`Reservation`] makes all pools on the segments where the address is announced
-//! hold the address back.
+//! In both cases, a [`Reservation`] protects the address on the segments where it is announced: all
+//! pools on these segments hold the address back.
 //!
 //! Besides, a LoadBalancer that was restored from a backup will ask for its former address. Until
 //! the LoadBalancer has an address, its former address is called expected: another LoadBalancer
@@ -212,9 +213,8 @@ impl PoolAllocator {
         self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
     }
 
-    /// Whether the LoadBalancer has no expected address, and exactly the reservation that
-    /// [`Self::reserve`] makes for the claim. `reserve` may make none; then the LoadBalancer must
-    /// have none.
+    /// Whether the LoadBalancer has no expected address, and has exactly the reservations that
+    /// [`Self::reserve`] makes for the claim: one or none.
     pub(super) fn is_reserved(&self, facts: &LbFacts, claim: &Claim) -> bool {
         let uid = &facts.owner.uid;
         !self.reserved.former.contains_key(uid)

@@ -94,8 +94,8 @@ pub enum LedgerRepair {
     /// A published address was missing from the ledger. A claim was added for the `Owner`: the
     /// LoadBalancer that publishes the address.
     Restored(Claim, Owner),
-    /// The ledger named another owner than the LoadBalancer that publishes the address. The claim
-    /// was changed to the `Owner`: the LoadBalancer that publishes the address.
+    /// A LoadBalancer publishes the address, but the ledger named another owner. The claim was
+    /// changed to the `Owner`: the LoadBalancer that publishes the address.
     Corrected(Claim, Owner),
     /// The `Owner` publishes an address that belongs to another owner. The `Owner` loses the
     /// address, and gets a new one.
@@ -286,9 +286,9 @@ impl PoolAllocator {
         disputes
     }
 
-    /// Claims whose owner is not in `index`, and claims without UID that are a second address
-    /// ([`Self::is_second`]). Before the caller releases a claim, it must ask the API server about
-    /// the owner, because `index` may be older than the claim.
+    /// Claims whose owner is not in `index`, and claims for which [`Self::is_second`] returns
+    /// `true`. Before the caller releases a claim, it must ask the API server about the owner,
+    /// because `index` may be older than the claim.
     pub fn orphans(&self, index: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
@@ -304,8 +304,8 @@ impl PoolAllocator {
             .collect()
     }
 
-    /// Whether a claim's owner has no UID, and the LoadBalancer of that name holds another address
-    /// of the claim's pool. `uid`: UID of that LoadBalancer.
+    /// Whether a claim's owner has no UID, and the LoadBalancer with the owner's name holds another
+    /// address of the claim's pool. `uid`: UID of that LoadBalancer.
     pub fn is_second(&self, claim: &Claim, owner: &Owner, uid: Option<&str>) -> bool {
         let other = |c: &Claim| c.pool == claim.pool && c.ip != claim.ip;
         owner.uid.is_empty() && uid.is_some_and(|uid| self.claims_of(uid).iter().any(other))

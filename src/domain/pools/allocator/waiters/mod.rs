@@ -3,10 +3,10 @@
 //!
 //! Invariants: waiters are served oldest first. A waiter that publishes no address is tried again
 //! only after one of these changes:
-//! * its own request has changed, or the segment of the network that it names;
+//! * its own request has changed, or the network that it names has moved to another segment;
 //! * pools were added, removed or read again;
 //! * a pool has changed, or has moved to another segment. This pool may serve the waiter, or the
-//!   reason for the wait names it.
+//!   reason for the wait names this pool.
 //!
 //! So a change by one tenant does not cause a search of all pools for each waiter.
 
@@ -83,8 +83,8 @@ impl PoolAllocator {
         answered_anew
     }
 
-    /// Whether a waiter with these facts may get an answer other than `wait`, its present answer,
-    /// after the changes.
+    /// Whether the changes may give a waiter with these facts another answer. `wait`: the waiter's
+    /// present answer.
     fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, changes: &WaiterChanges) -> bool {
         // The answer to a waiter that publishes an address depends on all pools.
         changes.everything
@@ -139,8 +139,8 @@ impl PoolAllocator {
 }
 
 impl AllocatorPool {
-    /// Whether a waiter with these facts may get an answer other than `wait`, its present answer,
-    /// after this pool, `name`, has changed.
+    /// Whether a change of this pool may give a waiter with these facts another answer. `name`:
+    /// name of the pool. `wait`: the waiter's present answer.
     fn may_change(&self, name: &str, facts: &LbFacts, wait: &NoAddressReason) -> bool {
         let is_named = wait.names(name);
         let is_asked = match &facts.named_pool {
