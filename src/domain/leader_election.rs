@@ -8,8 +8,9 @@
 //! No crate for leader election fits. `kube-leader-election` and `kube-lease-manager` compare the
 //! times in a Lease with the local clock. `kube-coordinate` follows client-go, but does not say
 //! until when the leadership is valid. So a process that was paused could write although another
-//! one leads. None of the three lets replicas of this operator have another lease duration than
-//! other controllers. None notices that the API server's etcd was restored from a backup.
+//! process leads. With each of the three crates, replicas of this operator and other controllers
+//! must have the same lease duration. None of the three notices that the API server's etcd was
+//! restored from a backup.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -141,7 +142,7 @@ pub enum LeaseAction {
 pub struct StoreWentBack {
     /// Greatest resourceVersion of the Lease that this process has read.
     pub from: u128,
-    /// resourceVersion of the Lease that was read now.
+    /// resourceVersion of the Lease at the latest read, less than `from`.
     pub to: u128,
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: nothing here waits, reads a clock, draws a random number or does I/O. Time and
 //! outside facts are arguments. `Cargo.toml` beside this file names no client, no async runtime and
 //! no source of random numbers. `clippy.toml` forbids functions and types of the standard library
-//! and of chrono, such as `SystemTime::now`, under whatever name they are imported. The test
+//! and of chrono, such as `SystemTime::now`, even if they are imported under another name. The test
 //! `tests/it/architecture` refuses `async`, `await` and the standard library's modules for I/O,
 //! threads and locks, except in code of tests.
 
@@ -27,7 +27,7 @@ pub mod vm_backends;
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Facts about a LoadBalancer from which its address is chosen. The task that writes the pools'
-/// ledgers receives them in messages, so they must be cheap to clone.
+/// ledgers receives these facts in messages, so the facts must be cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbFacts {
     /// Identity of the LoadBalancer.
@@ -37,8 +37,8 @@ pub struct LbFacts {
     pub created: i64,
     /// Requirement that a pool must meet to give the LoadBalancer an address.
     pub requirement: pools::selection::PoolRequirement,
-    /// Segment of the network that the LoadBalancer names. If it names none, this is the segment of
-    /// its guest cluster's VMs. `None`: no network is known.
+    /// Segment of the network that the LoadBalancer names. If the LoadBalancer names none, this is
+    /// the segment of its guest cluster's VMs. `None`: no network is known.
     pub segment: Option<network::Segment>,
     /// Whether a guest cluster announces the address. `false`: the nodes of the host cluster
     /// announce it.
@@ -60,7 +60,7 @@ pub struct LbFacts {
 impl LbFacts {
     /// Segments on which this LoadBalancer's address may be announced, if a pool on the segment
     /// `pool` gives the address:
-    /// * type cluster: `self.segment`, else `pool`;
+    /// * type cluster: `self.segment`, or `pool` if `self.segment` is `None`;
     /// * type vm: the segment on which the nodes announce addresses of `pool`
     ///   ([`network::Segment::of_announcer`]), and `self.segment`.
     pub fn announced_at(&self, pool: &network::Segment) -> Vec<network::Segment> {

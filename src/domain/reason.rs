@@ -140,7 +140,8 @@ impl NoAddressReason {
     }
 }
 
-/// Reason why a LoadBalancer whose address the host leases by DHCP has no address.
+/// Reason why a LoadBalancer has no address, for LoadBalancers whose address the host leases by
+/// DHCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoLease {
     /// The network's DHCP agent requests an address from the DHCP server.
@@ -290,25 +291,26 @@ pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is claimed for the LoadBalancer, but no announcer announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
-/// The Service has `externalTrafficPolicy: Local`, and none of the VMs that can serve is on the
-/// node of kube-vip's leader. kube-vip then does not announce the address.
+/// The Service has `externalTrafficPolicy: Local`, and no VM on the node of kube-vip's leader can
+/// serve. kube-vip then does not announce the address.
 pub const NO_LOCAL_BACKEND: &str = "NoLocalBackend";
-/// The address leads to VMs, but clients outside the Service's `loadBalancerSourceRanges` reach
-/// processes of the node that announces the address, on the Service's ports.
+/// The address leads to VMs. But on the Service's ports, clients outside the Service's
+/// `loadBalancerSourceRanges` reach processes of the node that announces the address.
 pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
-/// None of the VMs that the LoadBalancer selects is running.
+/// The LoadBalancer selects no VM that is running.
 pub const NO_BACKENDS: &str = "NoRunningBackends";
-/// None of the running VMs that the LoadBalancer selects reports an address. If the LoadBalancer
-/// names a network, only addresses on this network count.
+/// The LoadBalancer selects running VMs, but these VMs report no address. If the LoadBalancer names
+/// a network, only addresses on this network count.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
-/// Some running VMs of the LoadBalancer report only addresses that they are not allowed to have,
-/// and get no traffic. The condition's status is still True if other VMs get traffic.
+/// Some running VMs of the LoadBalancer report only addresses that they are not allowed to have.
+/// These VMs get no traffic. The condition's status is still True if other VMs get traffic.
 pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 /// No VM gets traffic: running VMs fail their health check, or have not passed it yet.
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
 /// No VM gets traffic: the running VMs, or their pods, are not ready.
 pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
-/// The LoadBalancer needs a Service or EndpointSlice, but an object of another owner has its name.
+/// An object of another owner has the name of a Service or EndpointSlice that the LoadBalancer
+/// needs.
 pub const SERVICE_CONFLICT: &str = "ServiceConflict";
 /// The API server refuses the Service or an EndpointSlice.
 pub const SERVICE_REFUSED: &str = "ServiceRefused";
@@ -343,8 +345,8 @@ pub const STATUS_DROPPED: &str = ". IPPool has a status subresource in this clus
 /// IPPool.
 pub const STATUS_KEPT: &str = ". IPPool had a status subresource in this cluster, with which the API server silently drops the records of that controller: the operator has removed the subresource from the CRD, so that no address is allocated twice";
 
-/// Text of the condition and the Event which report that another client has overwritten the spec of
-/// a CRD that the operator had written.
+/// Text of the condition and the Event which report that another client has overwritten the
+/// operator's spec of a CRD.
 pub const FORM_REPLACED: &str = "another form has replaced the operator's CRD, most likely in an upgrade of Harvester: addresses still work and stay recorded, but at each write the API server drops the fields that the other form does not have; `harvester-guest-operator takeover --apply` restores the operator's form";
 
 /// Text of the Event which reports that the operator has written its own spec of a CRD again.

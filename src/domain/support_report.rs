@@ -1,8 +1,8 @@
 //! Support report: the facts that a maintainer asks for first, taken from stored objects.
 //!
-//! Invariant: of pools, LoadBalancers and TokenRotations, the report contains only the fields that
-//! this module names. A Secret is never read. Of a certificate, the report says only whether it
-//! exists. Of a credential, the report says the name and the times, never the hash.
+//! Invariant: the report contains only those fields of pools, LoadBalancers and TokenRotations that
+//! this module names. A Secret is never read. For a certificate, the report says only whether it
+//! exists. For a credential, the report gives the name and the times, never the hash.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,8 @@ use api::{
 /// TokenRotations that are not ready. The limit keeps the report of a large site small enough to
 /// send.
 const MOST: usize = 200;
-/// Maximum number of credentials in the report's list of those that expire first.
+/// Maximum length of the report's list of expiring credentials. The list has the credentials that
+/// expire first.
 const MOST_ENDS: usize = 50;
 
 /// Report of a pool: its spec, the counts of its addresses, and its conditions.
