@@ -1,4 +1,4 @@
-//! Conditions of objects, in the form that Harvester serves. Times are RFC 3339 strings.
+//! Conditions of objects, with the fields that Harvester serves. Times are RFC 3339 strings.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

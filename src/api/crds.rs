@@ -29,10 +29,10 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![IPPool::crd(), load_balancer, DHCPLease::crd(), TokenRotation::crd()]
 }
 
-/// Conversion settings without a caBundle, which the operator adds at run time. Before that, the
-/// API server does not trust the certificate of the Service, and refuses requests in v1alpha1. The
-/// strategy `None` would serve these requests. But an object that a client writes in v1alpha1 would
-/// then lose the fields that only v1beta1 has.
+/// Conversion settings without a caBundle. The operator adds the caBundle at run time. Until then,
+/// the API server does not trust the certificate of the Service, and refuses requests in v1alpha1.
+/// With the strategy `None`, the API server would serve these requests. But an object that a client
+/// writes in v1alpha1 would then lose the fields that only v1beta1 has.
 fn conversion() -> CustomResourceConversion {
     let (namespace, name, path, port) = CONVERTER;
     CustomResourceConversion {

@@ -60,9 +60,9 @@ pub struct Target {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
     /// All cloud credentials for Harvester that the API key's user may see in the Rancher in
-    /// spec.rancher. If spec.source is set, the operator replaces the API key, and the cloud
-    /// credentials that this user has made or makes later. It creates a TokenRotation for each of
-    /// them. All other cloud credentials are only watched.
+    /// spec.rancher. If spec.source is set, the operator replaces the API key. It also replaces the
+    /// cloud credentials that this user has made or makes later. For each of these credentials, the
+    /// operator creates a TokenRotation. All other cloud credentials are only watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_cloud_credentials: Option<AllCloudCredentials>,
 }
@@ -107,10 +107,10 @@ pub struct SecretTarget {
 )]
 pub struct RancherToken {
     /// Lifetime of a token in seconds. The maximum is Rancher's setting auth-token-max-ttl-minutes,
-    /// ninety days by default. Rancher does not report when it grants less than requested. Unset
-    /// means as long as Rancher grants, a year at most. A token of another party whose expiry is
-    /// not known counts as expired after this lifetime, or after thirty days if this field is
-    /// unset.
+    /// ninety days by default. If Rancher grants less than requested, it does not report this.
+    /// Unset: the longest lifetime that Rancher grants, at most a year. A token of another party
+    /// may have an unknown expiry. Such a token counts as expired after this lifetime, or after
+    /// thirty days if this field is unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,

@@ -212,8 +212,8 @@ pub enum LeaseState {
     Selecting,
     /// The client requests the offered address.
     Requesting,
-    /// The client asks by ARP whether another host uses the granted address. If no other host does,
-    /// the agent writes the address into the status.
+    /// The client asks by ARP whether another host uses the granted address. If no other host uses
+    /// the address, the agent writes it into the status.
     Probing,
     /// The client holds the address.
     Bound,

@@ -213,7 +213,7 @@ pub struct IPPoolStatus {
     /// Number of free addresses that the pool can allocate now.
     #[serde(default)]
     pub available: i64,
-    /// Percentage of the addresses that is in use, rounded up.
+    /// Percentage of the addresses that are in use, rounded up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_percent: Option<i64>,
     /// Address that the last search for a free address found. The next search starts after this
@@ -234,7 +234,7 @@ pub struct IPPoolStatus {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated_history: BTreeMap<String, String>,
-    /// Generation of the spec that the rest of the status describes.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Conditions of the pool. `Ready` shows whether the pool allocates addresses, and if not, why.

@@ -75,8 +75,8 @@ pub struct VirtualMachineInstanceStatus {
     /// WaitingForSync.
     #[serde(default)]
     pub phase: String,
-    /// Node that runs the instance. During a live migration, the source node, until the guest runs
-    /// on the target node.
+    /// Node that runs the instance. During a live migration, this is the source node until the
+    /// guest runs on the target node.
     #[serde(default)]
     pub node_name: String,
     /// Conditions: Ready, Paused, AgentConnected and others.

@@ -140,9 +140,9 @@ pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-
 /// Annotation of the Lease for leader election: answer of another replica to
 /// [`ANNOTATION_LEASE_QUESTION`], with the results of its probes.
 pub const ANNOTATION_LEASE_ANSWER: &str = "loadbalancer.harvesterhci.io/probe-answer";
-/// User name, in API requests, of the ServiceAccount of Harvester's Go controller. Source of the
-/// account's name: the template `harvester-load-balancer.name` in the Go controller's chart
-/// (`rbac.yaml`).
+/// User name of Harvester's Go controller in API requests. It contains the name of the controller's
+/// ServiceAccount. Source of this name: the template `harvester-load-balancer.name` in the Go
+/// controller's chart (`rbac.yaml`).
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
 /// Annotation: the party that leases addresses by DHCP. On a LoadBalancer with `ipam: dhcp`, the
 /// value is `host` (an agent of this operator) or `guest` (the announcer, kube-vip). On a
@@ -156,7 +156,7 @@ pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-sub
 /// its lease expires because no server answers. `Keep`, or `Withdraw`, which is the default.
 pub const ANNOTATION_DHCP_ON_LEASE_LOSS: &str = "loadbalancer.harvesterhci.io/dhcp-on-lease-loss";
 /// Annotation of a network that [`ANNOTATION_DHCP`] declares, or of a LoadBalancer whose address
-/// the host leases: form of the client identifier (option 61), which is `duid` (the default), `mac`
+/// the host leases: kind of the client identifier (option 61), which is `duid` (the default), `mac`
 /// or `none`. The annotation of the LoadBalancer has precedence.
 pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-client-id";
 /// Annotation of a network that [`ANNOTATION_DHCP`] declares. With the value `true`, the agent asks
@@ -197,8 +197,9 @@ pub const ANNOTATION_HASH: &str = "credentials.harvesterhci.io/hash";
 /// Annotation of the Secret of an API key: URL of the Rancher that issued the key. The key is sent
 /// to no other URL.
 pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-url";
-/// Label of the Secrets whose deletion revokes a credential, and of the TokenRotations that another
-/// TokenRotation has made: UID of the TokenRotation that made the object.
+/// Label with the UID of the TokenRotation that made the object. Two kinds of objects have the
+/// label: Secrets whose deletion revokes a credential, and TokenRotations that another
+/// TokenRotation has made.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 
 /// Placeholder for an address that the announcer (kube-vip) leases by DHCP. In a LoadBalancer, the

@@ -275,7 +275,7 @@ pub struct LoadBalancerStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2))]
     pub addresses: Option<Vec<String>>,
-    /// Address that an IPPool allocated, or that was leased by DHCP, for the LoadBalancer.
+    /// Address for the LoadBalancer, allocated from an IPPool or leased by DHCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_address: Option<AllocatedAddress>,
     /// Addresses of the VMs behind a vm load balancer.

@@ -162,9 +162,10 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub minimum_left_seconds: Option<i64>,
-    /// Maximum time by which the credential is replaced earlier than `renewWhenLeftPercent` and
-    /// `minimumLeftSeconds` require, in percent of its lifetime. The time differs between
-    /// credentials, so that they are not all replaced at the same time. Unset means 5.
+    /// Maximum jitter of the replacement, in percent of the credential's lifetime. The jitter moves
+    /// the replacement to an earlier time than `renewWhenLeftPercent` and `minimumLeftSeconds`
+    /// require. The jitter differs between credentials, so that they are not all replaced at the
+    /// same time. Unset means 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 50))]
     pub jitter_percent: Option<i64>,
@@ -290,8 +291,8 @@ pub struct TokenRotationStatus {
     /// API key of spec.rancher, as last observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<ApiKey>,
-    /// Earliest expiry of the target's credentials. With all cloud credentials as the target, only
-    /// the credentials that no TokenRotation replaces count. Unset: no expiry is known.
+    /// Earliest expiry of the target's credentials. If the target is all cloud credentials:
+    /// earliest expiry of those that no TokenRotation replaces. Unset: no expiry is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
@@ -334,8 +335,8 @@ pub struct TokenRotationStatus {
     pub leak_report: Option<String>,
     /// Conditions of the rotation. `Ready`: the target holds a credential, which is replaced or
     /// watched. `Expiring`: the credential expires soon, and either it is only watched or its
-    /// replacement is late. `MinterExpiring`: the API key expires soon and is not renewed, has
-    /// expired, or is refused by Rancher.
+    /// replacement is late. `MinterExpiring`: Rancher refuses the API key, or the key has expired,
+    /// or the key expires soon and is not renewed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,

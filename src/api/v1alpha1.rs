@@ -2,8 +2,8 @@
 //!
 //! All fields are as Harvester serves them. An annotation carries the fields that only v1beta1 has
 //! (see `conversion` in the crate `domain`). The API server validates a request only by the rules
-//! of the request's version. So this version repeats the rules of v1beta1 that its fields can
-//! express.
+//! of the request's version. So v1alpha1 repeats those rules of v1beta1 that the fields of v1alpha1
+//! can express.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchedCredential {
-    /// Name of the kubeconfig's user that has the credential. Empty if the watched value is only a
-    /// token, and for cloud credentials.
+    /// Name of the kubeconfig's user that has the credential. Empty for a cloud credential, and for
+    /// a watched value that is only a token.
     #[schemars(length(max = 253))]
     pub user: String,
     /// Name that the credential itself contains, such as the subject of a certificate. Empty if the
