@@ -1,4 +1,4 @@
-//! Owns the agent's clock: time since the machine started, suspension included.
+//! Owns the agent's clock: time since the machine started, including the time of suspension.
 
 use chrono::{DateTime, FixedOffset, Utc};
 

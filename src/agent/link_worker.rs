@@ -1,8 +1,8 @@
 //! Owns the one task that makes and removes links.
 //!
 //! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So the task
-//! first makes every link that is to be made, and only then removes links. Links that a crash left
-//! behind are removed together, as one group.
+//! first makes every link that is to be made, and only then removes links. All links of a crashed
+//! agent are removed together, as one group.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -108,7 +108,8 @@ async fn work(
 }
 
 /// Removes links that an earlier agent left behind, except the links with a name in `needed`. If
-/// the removal fails, the next agent tries again, or the links end with the network namespace.
+/// the removal fails, the next agent tries again, or the kernel removes the links together with the
+/// network namespace.
 async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}

@@ -9,12 +9,12 @@
 //!
 //! * The alias of a link names the network whose agent made the link.
 //! * An agent changes or removes only two kinds of links: links with the alias of its own network,
-//!   and links without an alias whose name and mode show that an agent made them. Links that a
-//!   crash left behind are recognised in the same way and removed.
+//!   and links without an alias whose name and mode show that an agent made them. In the same way,
+//!   an agent recognises and removes the links of a crashed agent.
 //! * The name of a link contains its hardware address, so an agent finds the link that an earlier
 //!   agent made for the same lease.
 //! * The kernel's notifications arrive on a socket of their own. The kernel drops messages when a
-//!   socket's buffer is full. On a shared socket, it would drop answers to requests too.
+//!   socket's buffer is full. On a shared socket, the kernel would also drop answers to requests.
 
 use std::collections::HashSet;
 use std::io;
@@ -41,8 +41,8 @@ use crate::domain::dhcp_lease::agent_name;
 const EXISTS: i32 = -17;
 /// Error code of the kernel for a link that does not exist: -ENODEV.
 const NO_SUCH_DEVICE: i32 = -19;
-/// Lowest number for the interface group in which several links are removed together. The group
-/// gets the first number, from this one on, that no link uses.
+/// Lowest number for the interface group in which several links are removed together. The search
+/// for a number that no link uses starts here.
 const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
@@ -51,7 +51,7 @@ type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAd
 #[derive(Clone, Debug)]
 pub(super) struct KernelLinks {
     handle: Handle,
-    /// Text with which the alias of each link of this network starts.
+    /// First word in the alias of each link of this network.
     mark: String,
 }
 
@@ -112,9 +112,9 @@ impl KernelLinks {
 
     /// Whether an agent of this network made the link.
     ///
-    /// An agent that crashed before it set the alias has left a link without an alias. The name and
-    /// the mode of this link prove that an agent made it. Agents of earlier versions made links in
-    /// mode `private`.
+    /// If an agent crashes before it sets the alias, its link has no alias. The name and the mode
+    /// of such a link prove that an agent made it. Agents of earlier versions made links in mode
+    /// `private`.
     pub(super) fn is_ours(&self, link: &KernelLink) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
@@ -124,8 +124,8 @@ impl KernelLinks {
 
     /// Makes the link of a lease and turns it on. `parent`: index of the interface that carries the
     /// link. `lease`: `namespace/name` of the lease's record. If a link of this name exists and is
-    /// configured correctly, it stays. If it is not configured correctly, it is replaced. `Err`
-    /// also if such a link was not made by an agent of this network.
+    /// configured correctly, it stays. A link that is not configured correctly is replaced if an
+    /// agent of this network made it. Otherwise the result is `Err`.
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
         match self.add(parent, mac, &name, &alias).await {

@@ -42,8 +42,8 @@ pub(super) struct ManagedLease {
     /// Whether the record was deleted, or replaced by another record of the same name.
     pub(super) gone: bool,
     pub(super) identity: ClientIdentity,
-    /// Address in `spec.requestedAddress`. The client requests this address if it has held no other
-    /// address before.
+    /// Address in `spec.requestedAddress`. The client requests this address if it has no former
+    /// address.
     wish: Option<Ipv4Addr>,
     /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,

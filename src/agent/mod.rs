@@ -8,10 +8,10 @@
 //! Invariants:
 //!
 //! * The agent sends frames only while it is the leader. Exception: while the API server is silent,
-//!   it also sends requests to extend held leases.
+//!   the agent also sends requests to extend held leases.
 //! * Frames leave on the agent's interface only.
-//! * An address is in the record before it may be used. It is released only after the deletion of
-//!   the record was requested.
+//! * An address is in the record before it may be used. The address is released only after the
+//!   deletion of the record was requested.
 
 mod clock;
 mod health;

@@ -9,7 +9,8 @@
 //!   wait or after a frame was sent.
 //! * The socket sends on that interface and on no other.
 //! * The kernel accepts two kinds of frames: DHCP to or from clients, and ARP while a client waits
-//!   for an answer to an ARP question. It drops all other frames before it wakes this process.
+//!   for an answer to an ARP question. The kernel drops all other frames before it wakes this
+//!   process.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -22,9 +23,9 @@ use tokio::net::UnixDatagram;
 
 use crate::domain::dhcp;
 
-/// `ETH_P_ALL` in network byte order. The kernel hands a frame to a socket of this protocol before
-/// it hands the frame to the link that the frame is for. A socket of another protocol does not
-/// receive the frame.
+/// `ETH_P_ALL` in network byte order. The kernel first hands a frame to the sockets of this
+/// protocol, and then to the link for which the frame is meant. A socket of another protocol does
+/// not receive the frame.
 const EVERYTHING: i32 = 0x0300;
 /// Opcode of the instruction that ends a BPF filter. Its operand is the number of octets of the
 /// frame that are accepted.
@@ -116,8 +117,9 @@ impl PacketSocket {
     }
 }
 
-/// Checks that this process may open a packet socket on the interface. An agent cannot lease
-/// without one. `Err`: it may not, or the interface does not exist.
+/// Checks that this process may open a packet socket on the interface. An agent cannot lease an
+/// address without such a socket. `Err`: the process may not open one, or the interface does not
+/// exist.
 pub(super) fn may_open(interface: &str) -> io::Result<()> {
     open(interface, FrameFilter::Dhcp).map(drop)
 }
@@ -152,8 +154,8 @@ fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
 }
 
 /// Filter program of the socket. It drops the frames that this machine sends, and applies the
-/// filter of a DHCP client to all other frames. This filter is made for no single hardware address,
-/// so frames for all clients pass.
+/// filter of a DHCP client to all other frames. Here the filter of a DHCP client does not check the
+/// hardware address, so frames for all clients pass.
 fn filter(accepted: FrameFilter) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;

@@ -11,9 +11,9 @@ use crate::api::LeaseState;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets};
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Time for which the socket stays open after the last client that needs it, and for which it
-/// accepts ARP frames after the last client that needs them. Often another client needs them soon.
-/// A socket that failed is opened again after the same time.
+/// Time for which the socket stays open after no client needs it any more. The socket also accepts
+/// ARP frames for this time after no client needs ARP frames any more. Often another client soon
+/// needs the socket or the ARP frames. A socket that failed is opened again after the same time.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {

@@ -131,8 +131,8 @@ impl AgentTerm<'_> {
         self.reschedule(mac);
     }
 
-    /// Starts the client of a lease, after the lease's link was made. A client that runs already
-    /// only learns whether the carrier is up.
+    /// Starts the client of a lease, after the lease's link was made. If the client runs already,
+    /// it only learns whether the carrier is up.
     pub(super) fn start(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();

@@ -31,8 +31,8 @@ use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Longest sleep of the loop. The clock counts the time for which the machine is suspended, but a
-/// sleep does not. So a longer sleep could end far too late.
+/// Longest sleep of the loop. The clock goes on while the machine is suspended, but a sleep does
+/// not. So a longer sleep could end far too late.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 /// Maximum number of frames that are read in a row, before the loop handles other events.
 const MOST_FRAMES: usize = 256;
@@ -187,8 +187,9 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Reads received frames. A DHCP message goes to the client with its hardware address, and any
-    /// other frame to all clients that wait for ARP. `readable`: result of the wait for a frame.
+    /// Reads received frames. A DHCP message goes to the client whose hardware address the message
+    /// contains. Any other frame goes to all clients that wait for ARP. `readable`: result of the
+    /// wait for a frame.
     fn receive_frames(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
         let mut problem = readable.err();
         for _ in 0..MOST_FRAMES {

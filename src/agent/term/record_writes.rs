@@ -94,8 +94,8 @@ impl AgentTerm<'_> {
     }
 
     /// Updates the lease by the outcome of a write. After a success, the lease's client learns that
-    /// its record is written. After a failure, the write is tried again, unless the record no
-    /// longer exists.
+    /// its record is written. After a failure, the write is tried again, except if the record is
+    /// gone.
     pub(super) fn written(&mut self, written: WriteOutcome) {
         let WriteOutcome { mac, uid, what, outcome, status, fresh } = written;
         let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.uid == uid) else {
