@@ -1,6 +1,6 @@
 //! Client of the API server that a kubeconfig names. Asks the server to which user a token belongs.
 //!
-//! Invariants, the same as of the client of a Rancher:
+//! Invariants, which also hold for the client of a Rancher:
 //!
 //! * A call uses HTTPS and is bounded in time and size.
 //! * An error does not contain a server's text if the text may hold a token.
@@ -47,10 +47,11 @@ impl ApiServer {
         &self.0
     }
 
-    /// Tests whether the server accepts `token` as a token of `user`, by asking the server for the
-    /// token's user. If the server accepts the token but cannot name its user, the token counts as
-    /// accepted. If the server does not know the token yet, or forbids the question, the call is
-    /// tried again. `Err`: the last fault, after two other faults or after the time `within`.
+    /// Tests whether the server accepts `token` as a token of `user`: asks the server for the
+    /// token's user. If the server accepts the token but cannot name its user, the test succeeds.
+    /// If the server does not know the token yet, or forbids the question, the server is asked
+    /// again. The test fails after two faults of other kinds, or after the time `within`. `Err`:
+    /// the last fault.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let call = self.0.name_call(&Method::POST, REVIEW);
         let mut why =

@@ -1,4 +1,4 @@
-//! Errors of a call to a server. Each names the call, and holds no secret.
+//! Errors of a call to a server. Each error names the call, and holds no secret.
 //!
 //! Invariant: every text of the server or of a library passes through [`safe`], and so does each
 //! part of a path.
@@ -11,11 +11,11 @@ use serde_json::Value;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
 
-/// Maximum length of a server's text, and of a call's name, in an error, in bytes. A longer text is
+/// Maximum length in bytes of a server's text, and of a call's name, in an error. A longer text is
 /// cut.
 const LONGEST: usize = 200;
-/// Maximum length in an error of a word of characters that tokens consist of, in bytes. A longer
-/// word may be a secret, because names are shorter, and is left out.
+/// Maximum length in bytes of a word in an error. A word consists of characters that occur in
+/// tokens. A longer word is left out: it may be a secret, because names are shorter.
 const LONGEST_WORD: usize = 40;
 
 /// Name of a call in errors: the HTTP method and the path of the request. The query is left out,

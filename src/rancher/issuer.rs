@@ -66,8 +66,8 @@ pub struct TokenLife {
     /// Whether the token is accepted. `None`: unknown, because the key's user has no right to see
     /// the token.
     pub alive: Option<bool>,
-    /// Whether Rancher's answer to the API key lacks the token, although that answer shows every
-    /// token of the key's user. Such a token was deleted, or belongs to another user.
+    /// Whether the token is not in Rancher's answer to the API key, in which each token of the
+    /// key's user would be. Such a token was deleted, or belongs to another user.
     pub is_missing: bool,
 }
 
@@ -194,8 +194,8 @@ impl RancherIssuer {
     }
 
     /// State of the token `value` in a target, as Rancher reports it to the API key. The token
-    /// itself is not sent: it may belong to another user, and Rancher would record that this user
-    /// has used it.
+    /// itself is not sent: it may belong to another user, and Rancher would record a use of the
+    /// token by this user.
     pub async fn life(
         &self,
         value: &SecretText,
@@ -248,9 +248,9 @@ impl RancherIssuer {
         Ok(())
     }
 
-    /// Client for the cluster behind this Rancher whose server a kubeconfig names. The certificate
-    /// authorities are those of the kubeconfig, or else those of the spec. `Err`: why the server
-    /// cannot be used.
+    /// Client for a cluster behind this Rancher. `reach`: server of the cluster, from a kubeconfig.
+    /// The certificate authorities are those of the kubeconfig. If it has none, they are those of
+    /// the spec. `Err`: why the server cannot be used.
     pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<RancherClient, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),
@@ -298,8 +298,8 @@ fn life(token: &ListedToken, now: Option<Seconds>) -> TokenLife {
     TokenLife { claims, alive: Some(token.enabled && !over), is_missing: false }
 }
 
-/// Whether the text has the form of a name that a plan gives: lower-case letters, digits, dots, and
-/// at least one dash. A sentence does not have this form.
+/// Whether the text can be a name that a plan gives: it has only lower-case letters, digits, dots
+/// and dashes, and at least one dash. A sentence has other characters too.
 fn is_name(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     text.contains('-') && text.chars().all(fits)

@@ -1,4 +1,4 @@
-//! The client of a Rancher server: the few calls that replacing a credential needs.
+//! The client of a Rancher server: the few calls that are needed to replace a credential.
 //!
 //! Only this module and the prober connect to a server other than the API server. This module
 //! connects to the server that a spec, a kubeconfig or an option of a command names.
@@ -44,7 +44,7 @@ use crate::domain::credentials::secret_text::SecretText;
 /// request succeeds if the server accepts the token, and fails otherwise.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// Reads the text that the Rancher at a URL serves at a path without authentication. The server's
+/// Reads the text at a path of the Rancher at a URL, without authentication. The server's
 /// certificate is not verified: the caller must check the text.
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let answer = transport::shown(url, path).await?;

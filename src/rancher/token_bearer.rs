@@ -17,8 +17,9 @@ pub(super) const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectrevie
 /// User of a token, as the server authenticates the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenBearer {
-    /// ID of the user. `None`: the server accepts the token but cannot name its user. The review
-    /// that names the user is in beta before Kubernetes 1.28, and beta is not served by default.
+    /// ID of the user. `None`: the server accepts the token but cannot name its user. Before
+    /// Kubernetes 1.28, the review that names the user is in beta, and a server does not serve beta
+    /// APIs by default.
     pub user: Option<String>,
     /// Name of the token, if the server returns it.
     pub token: Option<String>,

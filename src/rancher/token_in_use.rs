@@ -1,4 +1,4 @@
-//! Checks whether the state of a token in use has changed, as Rancher reports it.
+//! Checks whether the state that Rancher reports for a token in use has changed.
 
 use super::{ListedToken, RancherError, RancherIssuer};
 use crate::domain::credentials::rotation::IssuerReport;

@@ -6,7 +6,7 @@
 //! * Tokens of the API ext.cattle.io. Their names begin with `ext/` here, as their secrets do.
 //!
 //! The API ext.cattle.io is used only where /v3 is gone, for two reasons. Before Rancher 2.12 a
-//! plain user may not use ext.cattle.io (403). The API is also an aggregated API, which may be
+//! plain user may not use ext.cattle.io (403). And ext.cattle.io is an aggregated API, which may be
 //! unavailable while /v3 works.
 //!
 //! Invariant: the expiry of a token is computed from its creation and its lifetime, because

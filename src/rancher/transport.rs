@@ -6,8 +6,8 @@
 //! * At most [`LONGEST_BODY`] of an answer is read.
 //! * Connecting and the whole call have deadlines.
 //! * A call is sent once and never repeated.
-//! * Data that may hold a token is in no error. The data is wiped from memory where the libraries
-//!   leave that to their caller.
+//! * An error contains no data that may hold a token. Such data is wiped from memory where the
+//!   libraries leave the wiping to their caller.
 //!
 //! This module uses hyper and not `kube::Client`. `kube::Client` over hyper-util's client can keep
 //! these invariants too: its retries and its pool of connections can be turned off, and its `send`
@@ -40,8 +40,8 @@ use super::trusted_roots::{TrustedRoots, settings};
 use crate::tls;
 
 const CONNECT: Duration = Duration::from_secs(8);
-/// Time limit for a call, including the connecting. The limit is so long that a short freeze of the
-/// machine does not end a call.
+/// Time limit for a call, including the time to connect. The limit is so long that a short freeze
+/// of the machine does not end a call.
 const WHOLE: Duration = Duration::from_secs(25);
 /// Maximum length of an answer's body, in bytes. A list of thousands of tokens fits.
 const LONGEST_BODY: usize = 8 << 20;
@@ -124,7 +124,7 @@ impl ServerTarget {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
     }
 
-    /// The same server, with `path` appended to the prefix of the paths of its calls.
+    /// The same server, with `path` appended to its prefix.
     pub(super) fn below(&self, path: &str) -> Self {
         Self { prefix: format!("{}{path}", self.prefix), ..self.clone() }
     }
@@ -135,7 +135,7 @@ impl ServerTarget {
         &self.prefix
     }
 
-    /// Name that an error gives to the call with this method and this path, to this server.
+    /// Name that an error gives to a call to this server with this method and this path.
     pub(super) fn name_call(&self, method: &Method, path: &str) -> RancherCall {
         RancherCall::new(method, &format!("{}{path}", self.prefix))
     }

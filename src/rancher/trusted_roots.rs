@@ -1,7 +1,7 @@
 //! Certificate authorities that may have signed a server's certificate.
 //!
-//! Invariant: either exactly the given authorities or exactly the system's are trusted. Where a
-//! token is sent, a certificate is always verified.
+//! Invariant: the trusted authorities are either exactly the given ones, or exactly the system's. A
+//! token is sent only to a server whose certificate has been verified.
 
 use tokio_rustls::rustls::ClientConfig;
 
