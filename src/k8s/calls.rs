@@ -56,14 +56,14 @@ impl fmt::Display for FailedCall {
 
 impl Error for FailedCall {
     /// The second error in the chain of causes of `self.error`. The first is skipped, because the
-    /// text of `kube::Error` already contains its text.
+    /// text of `kube::Error` already contains the text of the first error.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()?.source()
     }
 }
 
-/// Runs one call, which fails with [`CallError::Timeout`] after `deadline`. `name` makes the name
-/// of the call, and is called only if the call fails.
+/// Runs one call to the API server. The call fails with [`CallError::Timeout`] after `deadline`.
+/// The function `name` makes the name of the call. `name` runs only if the call fails.
 pub(crate) async fn run_call<T>(
     deadline: Duration,
     name: impl FnOnce() -> ApiCall,
@@ -100,7 +100,8 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     }
 
     /// Reads the object `name`. `None`: the API server answered that the object does not exist. Any
-    /// other 404, for example of a proxy or for a kind that is not served, is an error.
+    /// other 404 is an error. Examples are a 404 of a proxy, and a 404 for a kind that is not
+    /// served.
     async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
     }
@@ -188,8 +189,8 @@ pub(super) trait ApiWrites<K: Resource + Clone + DeserializeOwned + fmt::Debug>:
         run_call(self.deadline(), of, call).await
     }
 
-    /// Deletes the object `name`. Returns the object as the server's answer contains it. `None`:
-    /// the answer does not contain the object.
+    /// Deletes the object `name`. Returns the object from the server's answer. `None`: the answer
+    /// does not contain the object.
     async fn call_delete(&self, name: &str, params: &DeleteParams) -> Result<Option<K>, CallError> {
         let call = self.api().delete(name, params);
         let answer = run_call(self.deadline(), || self.name_call("DELETE", name), call).await?;

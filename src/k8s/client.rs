@@ -24,9 +24,9 @@ use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Time without a call after which a connection is closed. After a longer time, the API server at
-/// the other end may have become unresponsive, and the next call on the connection would fail only
-/// at its deadline.
+/// Longest time for which a connection stays open without a call. After a longer time, the API
+/// server at the other end may have become unresponsive, and the next call on the connection would
+/// fail only at its deadline.
 const IDLE: Duration = Duration::from_secs(3);
 /// Time without data before the kernel's first keepalive probe of a connection, and the interval
 /// between two of these probes.
@@ -34,8 +34,9 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Number of unanswered keepalive probes after which a connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Creates a client with the file `kubeconfig`. `None`: with the file in `KUBECONFIG` or the
-/// default file, or with the configuration of the pod if there is no such file.
+/// Creates a client with the configuration in the file `kubeconfig`. `None`: the client gets the
+/// configuration in the file that `KUBECONFIG` names, or in the default file. If there is no such
+/// file, the client gets the configuration of the pod.
 ///
 /// The retries of kube's client are off, because these retries would repeat POSTs too. Each caller
 /// decides when a retry is safe.
@@ -144,8 +145,8 @@ fn assemble(
         .build())
 }
 
-/// HTTP service that counts in the metrics the calls of a client and its clones, and records in the
-/// metrics when the API server accepts a watch.
+/// HTTP service that counts the calls of a client and of its clones in the metrics. When the API
+/// server accepts a watch, the service records this in the metrics too.
 #[derive(Clone)]
 struct CallCounter<S> {
     inner: S,

@@ -73,8 +73,8 @@ impl GuestCredentials {
         Ok(namespaces.within(PATIENCE).call_get_opt(name).await?.is_some())
     }
 
-    /// ServiceAccounts, token Secrets and TokenRotations in `namespace`, or in all namespaces if
-    /// `namespace` is `None`, and the bindings of roles that `bindings` returns. VMs are not read.
+    /// ServiceAccounts, token Secrets and TokenRotations in `namespace`, and the bindings of roles
+    /// that `bindings` returns. `namespace: None`: the objects in all namespaces. VMs are not read.
     pub async fn survey(&self, namespace: Option<&str>) -> Result<GuestObjects, CallError> {
         let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
         let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;
@@ -130,8 +130,8 @@ impl GuestCredentials {
     }
 
     /// Existing objects that belong to the credential of the guest cluster `guest`. They include
-    /// each Secret in the guest's namespace whose name is in `names`, even if it is not a token
-    /// Secret.
+    /// each Secret that has a name in `names` and is in the guest's namespace, even if the Secret
+    /// is not a token Secret.
     pub async fn found(
         &self,
         guest: &GuestCluster,
@@ -164,8 +164,8 @@ impl GuestCredentials {
         Ok(found)
     }
 
-    /// Metadata of the objects of a kind that match the field selector `fields`, in `namespace`, or
-    /// in all namespaces if `namespace` is `None`.
+    /// Metadata of the objects of one kind in `namespace`, if the objects match the field selector
+    /// `fields`. `namespace: None`: the objects in all namespaces.
     async fn metadata<K>(
         &self,
         namespace: Option<&str>,
@@ -233,8 +233,8 @@ impl GuestCredentials {
         self.send(request).await
     }
 
-    /// Deletes the object that `removal` names. Fails with a conflict if the object has another UID
-    /// or resourceVersion than in `removal`.
+    /// Deletes the object that `removal` names. Fails with a conflict if the UID or the
+    /// resourceVersion of the object differs from that in `removal`.
     pub async fn remove(&self, removal: &ObjectRemoval) -> Result<(), CallError> {
         let preconditions = Preconditions {
             uid: Some(removal.uid.clone()),

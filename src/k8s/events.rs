@@ -3,9 +3,9 @@
 //! those of another tenant. Events that are not written are counted.
 //!
 //! kube's `Recorder` counts repeated Events in one object, but writes as often as it is called.
-//! client-go's filter gives each source and object a budget of its own, 25 Events and then one in
-//! five minutes. Here one budget limits all Events, because all of them together slow the other
-//! writes.
+//! client-go's filter gives each pair of source and object its own budget: 25 Events, and then one
+//! Event in five minutes. Here one budget limits all Events, because all of them together slow the
+//! other writes.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};

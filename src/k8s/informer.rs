@@ -18,9 +18,9 @@ use super::guard::{Guard, ObjectMisfit};
 use super::request_path::resource_at;
 use crate::metrics::Metrics;
 
-/// Duration of a watch, in seconds. It is shorter than [`super::SILENCE`], so a connection that
-/// brings no data for that time is dead. The API server sends a bookmark two seconds before a watch
-/// ends. The next watch resumes from the bookmark, with one call and without a list.
+/// Duration of a watch, in seconds. A watch is shorter than [`super::SILENCE`]. So a connection
+/// that brings no data for the time `SILENCE` is dead. The API server sends a bookmark two seconds
+/// before a watch ends. The next watch resumes from the bookmark, with one call and without a list.
 pub const WATCH_SECONDS: u32 = 8;
 
 /// Event that an informer reports about the objects of its kind.
@@ -57,16 +57,16 @@ pub fn key(meta: &ObjectMeta) -> String {
     }
 }
 
-/// Whether `status`, the refusal of a list, means that the cluster does not serve the listed kind.
-/// Only the code of `status` is compared, because an API server that serves no kind of the group
-/// gives no reason.
+/// Whether the API server refused a list because the cluster does not serve the kind. `status` is
+/// the refusal. Only the code of `status` is compared, because an API server that serves no kind of
+/// the group gives no reason.
 pub fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
 
-/// Whether `status`, the refusal of a list, means that the operator cannot list the kind: either
-/// the cluster does not serve the kind, or the operator's role has no right to list it. A role that
-/// is older than this program may lack the right.
+/// Whether the API server refused a list because the operator cannot list the kind: either the
+/// cluster does not serve the kind, or the operator's role has no right to list the kind. `status`
+/// is the refusal. A role that is older than this program may lack the right.
 pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }
@@ -234,8 +234,8 @@ struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
 /// Longest delay before a failed list or watch is tried again, without jitter.
 const LAST_DELAY: Duration = Duration::from_secs(3);
-/// Time without a failed list or watch after which the next failure is followed by the shortest
-/// delay.
+/// Length of a time without a failed list or watch. After such a time, the shortest delay follows
+/// the next failure.
 const FORGIVEN: Duration = Duration::from_secs(30);
 
 impl Iterator for RetryDelays {

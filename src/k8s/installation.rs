@@ -1,11 +1,11 @@
 //! Reads and writes the objects that admission needs: its Secret, the webhook configurations, and
-//! the CRD with the conversion webhook. "Configuration" means one of the latter two.
+//! the CRD with the conversion webhook. "Configuration" means a webhook configuration or this CRD.
 //!
 //! Invariants:
 //! * The Secret and the configurations are accessed one by one, by name, because the rights in
 //!   `config/rbac` allow no more.
 //! * No object is created or deleted here.
-//! * Every write carries the resourceVersion of the object that it was decided from.
+//! * Every write carries the resourceVersion of the object that the decision was based on.
 //!
 //! Leadership is not needed, because every replica serves admission, and all replicas want the same
 //! content of these objects.
@@ -118,10 +118,11 @@ impl Installation {
         Ok(self.secrets().call_get_opt(SECRET).await?.map(sealed))
     }
 
-    /// Replaces the content of the admission Secret. Fails with a conflict if the Secret has
-    /// another resourceVersion than `seen`. Fails if `seen` is `None`, because the Secret does not
-    /// exist then. The Secret is not created here, because its creation would need the right to
-    /// create any Secret, even one into which the API server puts the token of another account.
+    /// Replaces the content of the admission Secret. Fails with a conflict if the resourceVersion
+    /// of the Secret differs from that of `seen`. Fails if `seen` is `None`, because the Secret
+    /// does not exist then. The operator does not create the Secret. For that, the operator would
+    /// need the right to create any Secret, even a Secret into which the API server puts the token
+    /// of another account.
     pub async fn write_secret(
         &self,
         seen: Option<&VersionedSecret>,
@@ -164,8 +165,9 @@ impl Installation {
         count_write(&self.metrics, part.kind(), written).map(|object| value(&object))
     }
 
-    /// The object `part`, which is a webhook configuration or the CRD, as the API server has it
-    /// now, reduced to the fields that decisions use. `None`: the object does not exist.
+    /// Reads the object `part` from the API server. `part` is a webhook configuration or the CRD.
+    /// Returns the object, reduced to the fields that decisions use. `None`: the object does not
+    /// exist.
     pub async fn read(&self, part: WebhookObject) -> Result<Option<Value>, CallError> {
         let client = self.client.clone();
         let name = name(part);
@@ -262,8 +264,9 @@ fn sealed(secret: Secret) -> VersionedSecret {
     VersionedSecret { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
 }
 
-/// The fields of `object`, a webhook configuration or a CRD, that decisions use. Of a CRD's
-/// versions, only the names are included, because the versions' schemas are most of a CRD's size.
+/// The fields of `object` that decisions use. `object` is a webhook configuration or a CRD. Of a
+/// CRD's versions, only the names are included, because the versions' schemas are most of a CRD's
+/// size.
 fn value(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);

@@ -18,8 +18,8 @@
 //!     annotation;
 //!   * the deletion of a bound Secret, because its name is never used again.
 
-/// Items of the trait `Resource` that name the kind, for a wrapper type. The kind is that of the
-/// wrapped type `$wrapped`.
+/// Items of the trait `Resource` for a wrapper type. The items name the kind of the wrapped type
+/// `$wrapped`.
 macro_rules! kind_of {
     ($wrapped:ident) => {
         type DynamicType = <$wrapped as Resource>::DynamicType;
@@ -78,8 +78,8 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
 /// the connection and its calls fail. Lists and watches of informers have only this limit. Calls of
-/// commands reach it before their own, longer deadlines. Calls with the deadline [`CALL_DEADLINE`]
-/// end earlier.
+/// commands have longer deadlines, so they reach this limit first. Calls with the deadline
+/// [`CALL_DEADLINE`] end earlier.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call to the API server failed. Most of the reasons contain the name of the call.
@@ -164,7 +164,7 @@ impl CallError {
     }
 }
 
-/// Counts in the metrics a write to the API server, by the kind of the written object and by the
+/// Counts a write to the API server in the metrics, by the kind of the written object and by the
 /// outcome in `answer`. Returns `answer` unchanged.
 fn count_write<T>(
     metrics: &Metrics,

@@ -1,6 +1,6 @@
-//! Reports that another controller, not this operator, holds the Lease: by log, Event and metric,
-//! and by a condition on each LoadBalancer to which the other controller has given neither an
-//! address nor a condition.
+//! Reports another controller that holds the Lease instead of this operator: by log, Event and
+//! metric, and by a condition on LoadBalancers. A LoadBalancer gets the condition if the other
+//! controller has written neither an address nor a condition into the LoadBalancer's status.
 //!
 //! While the other controller holds the Lease, this module also removes the status subresource of
 //! IPPool. With this subresource, the API server would drop the claims that the other controller
@@ -24,8 +24,8 @@ use crate::domain::reason;
 use crate::domain::takeover::crds::without_status;
 use crate::metrics::Metrics;
 
-/// Interval between two searches for LoadBalancers to whose status the holder of the Lease has
-/// written neither an address nor a condition.
+/// Interval between two searches for LoadBalancers without an answer. The holder of the Lease has
+/// written neither an address nor a condition into the status of such a LoadBalancer.
 const LOOK: Duration = Duration::from_secs(2);
 /// Interval between two checks whether IPPool's CRD has the status subresource.
 const CHECK_FORM: Duration = Duration::from_secs(10);
@@ -36,8 +36,8 @@ const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// condition within two seconds.
 const UNANSWERED: i64 = 10;
 
-/// Task that reports a controller other than this operator that holds the Lease for leader
-/// election. Every replica runs this task.
+/// Task that reports another controller that holds the Lease instead of this operator. The Lease is
+/// for leader election. Every replica runs this task.
 pub struct LeaseHolderWatch {
     /// Client for IPPool's CRD.
     pub client: Client,
@@ -56,8 +56,8 @@ pub struct LeaseHolderWatch {
 }
 
 impl LeaseHolderWatch {
-    /// Reports each controller other than this operator that holds the Lease, by log, Event, metric
-    /// and condition, until the process ends.
+    /// Reports each other controller that holds the Lease instead of this operator, until the
+    /// process ends. The reports are log lines, Events, metrics and conditions.
     pub async fn run(self) {
         let mut other = self.leadership.other_controller();
         loop {
@@ -91,8 +91,9 @@ impl LeaseHolderWatch {
     }
 
     /// Removes the status subresource from IPPool's CRD again after each interval [`CHECK_FORM`],
-    /// because a chart or an admin may have added it. `holder`: identity of the other controller
-    /// that holds the Lease. `None`: there is no such controller, and this future never ends.
+    /// because a chart or an admin may have added the subresource. `holder`: identity of the other
+    /// controller that holds the Lease. `None`: there is no such controller, and this future never
+    /// ends.
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {

@@ -50,8 +50,8 @@ impl RefusedReads {
     }
 }
 
-/// HTTP service that sends only GETs that are no watches. A request with another method fails, and
-/// a watch gets no answer. Adds each GET that the API server refused to `refusals`.
+/// HTTP service that sends only GETs, and no watches. A request with another method fails, and a
+/// watch gets no answer. Adds each GET that the API server refused to `refusals`.
 #[derive(Clone)]
 pub(super) struct ReadOnly<S> {
     inner: S,

@@ -9,7 +9,8 @@ pub(super) fn watched(uri: &Uri) -> Option<String> {
     is_watch.then(|| resource_at(uri.path()).to_owned())
 }
 
-/// Last segment of `path`, which is the plural name of the resource in the path of a list or watch.
+/// Last segment of `path`. In the path of a list or watch, this segment is the plural name of the
+/// resource.
 pub(super) fn resource_at(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }

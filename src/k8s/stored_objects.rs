@@ -26,7 +26,7 @@ use crate::domain::reason::NoAddressReason;
 use crate::domain::takeover::forecast::StoredObjects;
 use crate::metrics::Metrics;
 
-/// Longest wait until every kind that the forecast depends on is listed.
+/// Longest wait for the lists of all kinds that the forecast depends on.
 const LISTED: Duration = Duration::from_mins(1);
 /// Number of pools in one page of a list.
 const PAGE: u32 = 100;
@@ -131,8 +131,8 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
     Ok(lbs.iter().filter_map(|lb| Some((facts::name(&lb.lb), address(&lb.lb)?))).collect())
 }
 
-/// Error with which [`read`] fails because the list of `resource` failed with `error`. `refusals`
-/// shows whether the cluster does not serve `resource`.
+/// Error that [`read`] returns if it cannot list `resource`. `error` is the failure of the list.
+/// `refusals` shows whether the cluster does not serve `resource`.
 fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
     let unserved =

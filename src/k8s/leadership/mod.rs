@@ -10,7 +10,7 @@
 //! All replicas read the Lease anyway, so the Lease also carries a question of the leader to the
 //! other replicas, and the answer of one of them ([`ReplicaNotes`]). The leader sends the question
 //! with a renewal. The answer is a separate write, which replicas mistake for a renewal. So if the
-//! leader dies at that moment, they notice its death up to one Lease duration later.
+//! leader dies at that moment, they notice the death up to one Lease duration later.
 
 mod release;
 
@@ -74,15 +74,15 @@ pub struct Leadership {
     until: AtomicU64,
     leading: watch::Sender<bool>,
     claim: watch::Sender<LeadershipClaim>,
-    /// Identity of the Lease's holder, if the holder is another controller than this operator.
-    /// `None`: a replica of this operator holds the Lease, or no process does.
+    /// Identity of the Lease's holder, if the holder is not a replica of this operator. `None`: a
+    /// replica of this operator holds the Lease, or no process does.
     other: watch::Sender<Option<String>>,
     /// End of the elector's last round, in milliseconds since `started`.
     last_round: AtomicU64,
     /// Messages in the Lease, as this process last read them.
     read: watch::Sender<ReplicaNotes>,
-    /// Messages of this process: a question, which is written while this process leads, and an
-    /// answer, which is written while it does not lead.
+    /// Messages of this process. The question is written while this process leads. The answer is
+    /// written while this process does not lead.
     said: Mutex<ReplicaNotes>,
     /// Notified when `said` has a new message, so that the elector writes the message before its
     /// next renewal is due.

@@ -66,7 +66,8 @@ impl TakeoverClient {
         self.change(name, adopted(&stored, &ours, &operator)).await
     }
 
-    /// Restores the versions of a CRD that its annotation [`ANNOTATION_FORM`] records.
+    /// Restores the former versions of a CRD, which are recorded in its annotation
+    /// [`ANNOTATION_FORM`].
     pub(super) async fn restore(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let patch = restored(&stored).with_context(|| {

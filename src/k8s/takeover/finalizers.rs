@@ -30,8 +30,8 @@ impl TakeoverClient {
 
     /// Removes [`VM_FINALIZERS`] from every VirtualMachine and VirtualMachineInstance, at a rate of
     /// at most `per_second` objects a second. After each object, calls `done` with the number of
-    /// objects changed so far. An object that another client has changed or deleted since the
-    /// objects were listed is not counted, and not tried again.
+    /// objects changed so far. If another client has changed or deleted an object since the objects
+    /// were listed, this object is not counted, and not tried again.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,

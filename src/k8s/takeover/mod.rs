@@ -2,8 +2,8 @@
 //! webhook configuration, and finalizers of VMs.
 //!
 //! Invariants:
-//! * Each change is one write. The write carries the resourceVersion of the object that it was
-//!   decided from. Exception: the annotation that keeps a CRD.
+//! * Each change is one write. The write carries the resourceVersion of the object that the
+//!   decision was based on. Exception: the annotation that keeps a CRD.
 //! * A write also records the state before the change, if a later step can restore that state.
 //! * A conflict counts as success, because the caller reads the state again and decides again.
 
@@ -142,8 +142,8 @@ impl TakeoverClient {
         Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
     }
 
-    /// Reads from the ValidatingWebhookConfiguration whether the operator's webhooks check objects
-    /// at admission, or other webhooks, such as those of the Go controller.
+    /// Reads from the ValidatingWebhookConfiguration which webhooks check objects at admission:
+    /// those of the operator, or others, such as those of the Go controller.
     pub async fn admission(&self) -> anyhow::Result<WebhookContent> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
         let found = api.within(PATIENCE).call_get_opt(CONFIGURATION).await?;
@@ -210,7 +210,7 @@ impl TakeoverClient {
 
     /// Starts or stops `program` by the number of replicas of its Deployment. `start: None`: sets
     /// the number to 0, and records the former number in the annotation [`ANNOTATION_REPLICAS`].
-    /// Otherwise sets the number in `start`, and removes the annotation.
+    /// `Some`: sets the number to the value in `start`, and removes the annotation.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let (namespace, name) = &self.controller;
         let stored = match program {

@@ -25,8 +25,8 @@ pub struct AnnouncePlace {
 impl Views {
     /// Network on which the address in `outcome` is announced: the network of the address's pool or
     /// lease. If there is no such network, the result is `named`, the network that the LoadBalancer
-    /// names. So the address of a global pool, which is unique on all networks, is announced on
-    /// `named`.
+    /// names. So the address of a global pool is announced on `named`. Such an address is unique on
+    /// all networks.
     pub fn place(&self, named: &str, outcome: &AddressOutcome) -> AnnouncePlace {
         let network = match outcome {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,

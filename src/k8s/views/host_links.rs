@@ -47,10 +47,10 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<HostNetworkConfig>)
 }
 
 impl Views {
-    /// Enqueues all vm LoadBalancers if `is_news` is true, which means that the nodes' links for
-    /// VLANs, or the nodes on which announcers may run, have changed. Has no effect before the
-    /// kinds that endpoints depend on are listed. After these lists, the leader reconciles all vm
-    /// LoadBalancers in any case.
+    /// Enqueues all vm LoadBalancers if `is_news` is true. `is_news` means that there is a change
+    /// of the nodes' links for VLANs, or of the nodes on which announcers may run. Has no effect
+    /// before the first lists are complete for all kinds that endpoints depend on. After these
+    /// lists, the leader reconciles all vm LoadBalancers in any case.
     pub(super) fn enqueue_vm_lbs_if(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             let vms = self.load_balancers.state_filter(listeners::is_vm);

@@ -87,7 +87,7 @@ impl Views {
         }
     }
 
-    /// Waits until every kind whose objects reserve addresses was listed at least once.
+    /// Waits until the first lists are complete for all kinds of objects that reserve addresses.
     pub async fn wait_for_infrastructure(&self) {
         self.wait_for(INFRASTRUCTURE).await;
     }
@@ -129,8 +129,8 @@ pub(super) async fn watch_services(at: InformerContext) {
 }
 
 /// Networks that a Service reserves: its cluster addresses (`ClusterIp`), and the addresses in its
-/// status. The latter are `OwnIngress` if a LoadBalancer owns the Service, and otherwise `Ingress`.
-/// The list of `OwnIngress` or the list of `Ingress` is always empty.
+/// status. The addresses in the status are `OwnIngress` if a LoadBalancer owns the Service, and
+/// otherwise `Ingress`. At least one of the lists of `OwnIngress` and `Ingress` is empty.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     let name = key(service.meta());
     let ingress = service.status.load_balancer.ingress.iter().flatten();

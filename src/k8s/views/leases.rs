@@ -65,14 +65,15 @@ pub struct AgentNetwork {
 }
 
 impl Views {
-    /// Whether every kind that leased addresses depend on was listed at least once, or can never be
-    /// listed.
+    /// Whether the first lists are complete for all kinds that leased addresses depend on. A kind
+    /// that can never be listed counts as listed.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
     }
 
-    /// Whether [`Self::leasing_synced`] is true, and VMs were listed if they determine the network
-    /// of this LoadBalancer. VMs count as listed if the cluster does not serve them.
+    /// Whether [`Self::leasing_synced`] is true, and the VMs were listed too. The VMs matter only
+    /// if they determine the network of this LoadBalancer. VMs count as listed if the cluster does
+    /// not serve them.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
         let vms = || self.is_listed(ViewPart::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
@@ -105,8 +106,8 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of another record whose client a DHCP server cannot distinguish from the
-    /// client of the record `of`. `None`: there is no such record.
+    /// `namespace/name` of another record with the same client as the record `of`: a DHCP server
+    /// cannot distinguish the two clients. `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -115,8 +116,9 @@ impl Views {
         self.records.find(same).map(|record| key(record.meta()))
     }
 
-    /// All networks whose annotations or the operator's options ask for an agent, even if the
-    /// operator creates none, and all networks that have an annotation with the state of an agent.
+    /// All networks for which an annotation or an option of the operator asks for an agent, even if
+    /// the operator does not create this agent. Includes all networks that have an annotation with
+    /// the state of an agent.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
         let networks = lock(&self.index.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
@@ -221,10 +223,10 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers on the network of an agent, because the agent's Lease, with the
-    /// name `name`, has another holder than before. The leader checks each second whether an agent
-    /// serves the network, so it can miss a shorter absence of the agent. The change of the holder
-    /// shows that there was such an absence.
+    /// Enqueues the LoadBalancers on the network of an agent, because the holder of the agent's
+    /// Lease has changed. `name` is the name of the Lease. The leader checks each second whether an
+    /// agent serves the network, so the leader can miss a shorter absence of the agent. The change
+    /// of the holder shows that there was such an absence.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -294,7 +296,7 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
 
 impl AgentIndex {
     /// Stores the content of the agent's Lease `name`, which was observed at the time `now`. `utc`:
-    /// the same time as a date. Returns whether the Lease has another holder than before.
+    /// the same time as a date. Returns whether the holder of the Lease has changed.
     fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
         let since = match self.0.get(name) {
             Some(known) if known.holding == holding => return false,

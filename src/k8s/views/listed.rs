@@ -35,22 +35,22 @@ impl Views {
         let _ = tokio::time::timeout(patience, self.wait_for(ViewPart::Networks as u32)).await;
     }
 
-    /// Whether every kind that the endpoints of vm LoadBalancers depend on was listed at least
-    /// once.
+    /// Whether the first lists are complete for all kinds that the endpoints of vm LoadBalancers
+    /// depend on.
     pub fn endpoints_synced(&self) -> bool {
         *self.synced.borrow() & ENDPOINTS == ENDPOINTS
     }
 
-    /// Waits until every kind that the endpoints of vm LoadBalancers depend on was listed at least
-    /// once. The wait has no end where KubeVirt is not installed.
+    /// Waits until the first lists are complete for all kinds that the endpoints of vm
+    /// LoadBalancers depend on. The wait has no end where KubeVirt is not installed.
     pub async fn wait_for_endpoints(&self) {
         self.wait_for(ENDPOINTS).await;
     }
 
     /// Waits until every kind was listed at least once, but at most for the time `patience`.
     /// `is_out_of_reach` gets the verb and the resource of a read, and returns whether this read
-    /// can never succeed. The function does not wait for the kind of such a read. Returns the
-    /// resources that were not listed in time.
+    /// can never succeed. There is no wait for the kind of such a read. Returns the resources that
+    /// were not listed in time.
     pub async fn listed_within_reach(
         &self,
         patience: Duration,

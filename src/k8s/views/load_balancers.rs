@@ -112,9 +112,9 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// LoadBalancer in the view with the name in `meta`, but with another UID: it was deleted, and
-/// `meta` is of a new LoadBalancer. A list does not report such a deletion. `None`: there is no
-/// such LoadBalancer.
+/// LoadBalancer in the view that has the name in `meta`, but another UID. This LoadBalancer was
+/// deleted, and `meta` belongs to a new LoadBalancer. A list does not report such a deletion.
+/// `None`: there is no such LoadBalancer.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
     let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
     let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

@@ -5,9 +5,11 @@
 //! once, so that the next decision includes these writes.
 //!
 //! The indexes are plain values without lock, channel or notifier. Their functions `apply`, `set`
-//! and `remove` return what has changed. Which LoadBalancers a change concerns may depend on other
-//! indexes too, so `Views` locks, applies, unlocks, finds the LoadBalancers and notifies. Services
-//! and EndpointSlices have a lock of their own, because reconciles write into them as well.
+//! and `remove` return what has changed. `Views` locks an index, applies the change and unlocks the
+//! index. Then `Views` finds the LoadBalancers that the change concerns, and notifies the leader.
+//! The search for these LoadBalancers is not in the index, because the search may need other
+//! indexes too. Services and EndpointSlices have a lock of their own, because reconciles write into
+//! them as well.
 
 mod backends;
 mod host_links;
@@ -238,7 +240,8 @@ impl Views {
         views
     }
 
-    /// Whether every kind that the allocation of addresses depends on was listed at least once.
+    /// Whether the first lists are complete for all kinds that the allocation of addresses depends
+    /// on.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow() & ADDRESSES == ADDRESSES
     }
@@ -256,7 +259,8 @@ impl Views {
         !self.is_synced() && self.index.unconverted.load(Ordering::Relaxed)
     }
 
-    /// Waits until every kind that the allocation of addresses depends on was listed at least once.
+    /// Waits until the first lists are complete for all kinds that the allocation of addresses
+    /// depends on.
     pub async fn synced(&self) {
         self.wait_for(ADDRESSES).await;
     }

@@ -21,8 +21,8 @@ pub(super) async fn watch(at: InformerContext) {
     informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
-/// Applies an event of a namespace to the view, and enqueues the LoadBalancers in the namespace if
-/// its project has changed, because other pools may serve them now.
+/// Applies an event of a namespace to the view. Enqueues the LoadBalancers in the namespace if its
+/// project has changed, because other pools may serve these LoadBalancers now.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NamespaceMetadata>) {
     let views = &at.views;
     match event {

@@ -63,9 +63,9 @@ pub(super) async fn watch(at: InformerContext) {
     informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
-/// Applies an event of a network to the view. Enqueues the LoadBalancers that depend on the facts
-/// of the network that have changed. Reports [`ChangeEvent::Networks`] if the network's bridge or
-/// VLAN has changed, or a list of networks is complete.
+/// Applies an event of a network to the view. Enqueues the LoadBalancers that depend on the changed
+/// facts of the network. Reports [`ChangeEvent::Networks`] if the network's bridge or VLAN has
+/// changed, or if a list of networks is complete.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDefinition>) {
     let views = &at.views;
     match event {
@@ -101,8 +101,8 @@ impl Views {
         self.notify_of_network(network, change);
     }
 
-    /// Enqueues the LoadBalancers that depend on the facts of `network` that have changed according
-    /// to `change`. Reports a changed bridge or VLAN as [`ChangeEvent::Networks`].
+    /// Enqueues the LoadBalancers that depend on the changed facts of `network`. `change` shows
+    /// which facts have changed. Reports a changed bridge or VLAN as [`ChangeEvent::Networks`].
     fn notify_of_network(&self, network: &str, change: NetworkChange) {
         if change.attachment {
             let users = self.load_balancers.state_filter(|lb: &LoadBalancer| {
@@ -168,8 +168,8 @@ pub(super) struct NetworkFacts {
     /// Bridge and VLAN by which nodes reach the network. `None`: the network uses no bridge of the
     /// node.
     pub(super) attachment: Option<NetworkAttachment>,
-    /// VLAN of the network; 0 for no VLAN. The value is from Harvester's label, or without this
-    /// label from the network's configuration.
+    /// VLAN of the network; 0 for no VLAN. The value is from Harvester's label. If there is no such
+    /// label, the value is from the network's configuration.
     pub(super) vlan: u16,
     /// Address range of the network. `None`: the range is not known.
     pub(super) range: Option<NetworkRange>,
@@ -216,8 +216,8 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     NetworkFacts { vlan, attachment, range: range(network), declaration, status, reference }
 }
 
-/// Form of a network's CNI configuration: a bridge, a bridge with several VLANs (trunk), or another
-/// one. The form decides whether an agent can attach to the network.
+/// Form of a network's CNI configuration: a bridge, a bridge with several VLANs (trunk), or
+/// anything else. The form decides whether an agent can attach to the network.
 fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
     match serde_json::from_str::<BridgePlugin>(&network.spec.config) {
         Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => NetworkForm::Other,

@@ -30,14 +30,14 @@ pub enum ChangeEvent {
     /// One of these changes:
     /// * A network was created or deleted, or has moved to another segment.
     /// * A list of networks is complete.
-    /// * The addresses that no pool gives out have changed.
+    /// * There is a change of the addresses that no pool gives out.
     Networks,
     /// The topology annotations of a VM may be outdated. The field is the VM's `namespace/name`.
     Moved(Box<str>),
 }
 
-/// Function of the leader that is called for each change. The informer waits until the function
-/// returns, so the function only puts the change into a queue.
+/// Function of the leader, called for each change. The informer waits until the function returns,
+/// so the function only puts the change into a queue.
 type ChangeHandler = Arc<dyn Fn(ChangeEvent) + Send + Sync>;
 
 /// The leader's handler of changes. `None`: this process does not lead.

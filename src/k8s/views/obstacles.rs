@@ -1,5 +1,5 @@
-//! Checks whether an address that is leased by DHCP is in use elsewhere, or may not be used,
-//! according to the views.
+//! Checks an address that is leased by DHCP. The views show whether the address is in use
+//! elsewhere, or may not be used.
 
 use kube::Resource;
 
@@ -26,8 +26,8 @@ impl Views {
     }
 }
 
-/// Facts about the address that is leased for `lb`: pools, other LoadBalancers and records, and
-/// objects of the cluster that may have the same address, as the views show them.
+/// Facts from the views about the address that is leased for `lb`. These facts show pools,
+/// other LoadBalancers, other records and objects of the cluster that may have the same address.
 fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
     let address = lease.ip.to_string();
     let age = |meta: &kube::core::ObjectMeta| {

@@ -72,8 +72,8 @@ impl PoolGeneration {
 }
 
 impl PoolIndex {
-    /// Stores the [`PoolGeneration`] in the metadata of a pool. If one of its fields has changed,
-    /// sets `due`, so that the pool's spec is read.
+    /// Stores the [`PoolGeneration`] from a pool's metadata. If a field of the `PoolGeneration` has
+    /// changed, sets `due`, so that the pool's spec is read.
     fn apply(&mut self, pool: &PoolMetadata) {
         let entry = self.0.entry(pool.name_any()).or_default();
         let shown = PoolGeneration::of(pool);
@@ -113,8 +113,8 @@ impl PoolIndex {
         entry.next = Some(now + if is_new { SOON } else { LATER });
     }
 
-    /// Sets `due` of the pool `name`, with a next read [`LATER`] after `now`, because the read that
-    /// ended at `now` has failed.
+    /// Sets `due` of the pool `name`, because the read that ended at `now` has failed. The next
+    /// read is [`LATER`] after `now`.
     fn failed(&mut self, name: &str, now: Instant) {
         if let Some(entry) = self.0.get_mut(name) {
             (entry.due, entry.next) = (true, Some(now + LATER));
@@ -218,7 +218,7 @@ impl Views {
     }
 
     /// Facts of a pool, from the view. `pool` is the pool's metadata as the API server has it now.
-    /// `None`: the view has no facts of the pool, or those of another generation.
+    /// `None`: the view has no facts of the pool, or has facts of another generation.
     pub fn pool_as_of(&self, pool: &PoolMetadata) -> Option<Arc<PoolFacts>> {
         let pools = lock(&self.index.pools);
         let known = pools.0.get(&pool.name_any())?.known.as_ref()?;

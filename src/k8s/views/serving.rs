@@ -211,8 +211,9 @@ pub(super) fn apply_service(at: &InformerContext, event: ObjectEvent<Service>) {
 }
 
 impl Views {
-    /// Removes a deleted Service from the view, and enqueues its LoadBalancer. Reports the
-    /// LoadBalancer that owns the Service as [`ChangeEvent::Gone`] if the view does not have it.
+    /// Removes a deleted Service from the view, and enqueues its LoadBalancer. If the view does not
+    /// have the LoadBalancer that owns the Service, reports that LoadBalancer as
+    /// [`ChangeEvent::Gone`].
     pub(super) fn remove_service(&self, deleted: &ObjectMeta) {
         let lb = key(deleted);
         self.services.remove(&lb, deleted.resource_version.as_deref());
@@ -253,9 +254,9 @@ pub(super) fn apply_slice(at: &InformerContext, event: ObjectEvent<LazyObject<En
     }
 }
 
-/// Stores an EndpointSlice from an event of the watch. Removes the slice from the view if it cannot
-/// be parsed, or if no LoadBalancer owns it. Enqueues the LoadBalancer that the slice serves now,
-/// and the one that it served before.
+/// Stores an EndpointSlice from an event of the watch. Removes the slice from the view if the slice
+/// cannot be parsed, or if no LoadBalancer owns the slice. Enqueues the LoadBalancer that the slice
+/// serves now, and the LoadBalancer that the slice served before.
 pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
     let (key, version) = (key(object.meta()), object.resource_version().unwrap_or_default());
     if views.slices.knows(&key, &version) {

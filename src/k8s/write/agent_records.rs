@@ -10,8 +10,7 @@ use crate::k8s::CallError;
 
 impl ApiWriter {
     /// Applies the merge patch `status` to the status of a record. Returns the record's new
-    /// resourceVersion. Fails with a conflict if the record has another resourceVersion than
-    /// `version`.
+    /// resourceVersion. Fails with a conflict if the record's resourceVersion is not `version`.
     pub async fn patch_record_status(
         &self,
         namespace: &str,
@@ -26,8 +25,8 @@ impl ApiWriter {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Replaces the finalizers of a record with `finalizers`. Fails with a conflict if the record
-    /// has another resourceVersion than `version`.
+    /// Replaces the finalizers of a record with `finalizers`. Fails with a conflict if the record's
+    /// resourceVersion is not `version`.
     pub async fn finish_record(
         &self,
         namespace: &str,

@@ -105,8 +105,7 @@ impl ApiWriter {
         self.send::<TokenRotation>(ROTATION, request).await.map(drop)
     }
 
-    /// Deletes a TokenRotation. Fails with a conflict if the TokenRotation has another UID than
-    /// `uid`.
+    /// Deletes a TokenRotation. Fails with a conflict if the TokenRotation's UID is not `uid`.
     pub async fn delete_rotation(
         &self,
         namespace: &str,
@@ -187,8 +186,8 @@ impl ApiWriter {
     }
 
     /// Writes `value` under the key `at.key` of the Secret that `at` names. Creates the Secret if
-    /// `at.version` is empty. Fails with a conflict if the Secret has another resourceVersion than
-    /// `at.version`, or exists although `at.version` is empty.
+    /// `at.version` is empty. Fails with a conflict if the Secret's resourceVersion is not
+    /// `at.version`, or if the Secret exists although `at.version` is empty.
     pub async fn write_target(
         &self,
         at: SecretKeyRef<'_>,

@@ -28,7 +28,7 @@ impl ApiWriter {
     }
 
     /// Replaces the Deployment `name` with `deployment`. Returns the stored Deployment. Fails with
-    /// a conflict if the Deployment has another resourceVersion than `deployment`. No other client
+    /// a conflict if the stored resourceVersion differs from that of `deployment`. No other client
     /// writes this Deployment, so no field of another client is lost.
     pub async fn replace_deployment(
         &self,
@@ -42,8 +42,8 @@ impl ApiWriter {
         self.count(DEPLOYMENT, written)
     }
 
-    /// Deletes a Deployment. Fails with a conflict if the Deployment has another UID than `uid`, or
-    /// another resourceVersion than `version`.
+    /// Deletes a Deployment. Fails with a conflict if the Deployment's UID is not `uid`, or if its
+    /// resourceVersion is not `version`.
     pub async fn delete_deployment(
         &self,
         namespace: &str,
@@ -61,8 +61,8 @@ impl ApiWriter {
 }
 
 impl ApiWriter {
-    /// Applies the merge patch `patch`, which changes annotations, to a
-    /// NetworkAttachmentDefinition.
+    /// Applies the merge patch `patch` to a NetworkAttachmentDefinition. The patch changes
+    /// annotations.
     pub async fn patch_network(
         &self,
         namespace: &str,

@@ -33,8 +33,8 @@ impl ApiWriter {
         self.count(RECORD, api.call_patch(&name, patch).await)
     }
 
-    /// Deletes a record. Fails with a conflict if the stored record has another UID or
-    /// resourceVersion than `record`.
+    /// Deletes a record. Fails with a conflict if the stored UID or resourceVersion differs from
+    /// that of `record`.
     pub async fn delete_record(&self, record: &DHCPLease) -> Result<(), CallError> {
         self.check_leadership()?;
         let only = Preconditions { uid: record.uid(), resource_version: record.resource_version() };

@@ -1,5 +1,6 @@
-//! Guarded writes for the migration from older software: pools that are imported from kube-vip's
-//! ConfigMap, this ConfigMap, and CRDs with the stored versions in their status.
+//! Guarded writes for the migration from older software. The written objects are pools that are
+//! imported from kube-vip's ConfigMap, this ConfigMap itself, and CRDs. A CRD's status lists the
+//! stored versions.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -1,9 +1,10 @@
 //! Guarded writes: each write is refused while this process does not lead. [`ApiWriter`] names the
 //! exceptions.
 //!
-//! A change is a merge patch with the resourceVersion of the object that it was computed from. A
-//! function that deviates from this rule says so. The server refuses the patch if the object has
-//! changed since. Fields that this version of the operator does not know stay as they are.
+//! A change is a merge patch with the resourceVersion of the object that the patch was computed
+//! from. A function that deviates from this rule says so. The server refuses the patch if the
+//! object has changed since. Fields that this version of the operator does not know stay as they
+//! are.
 
 mod agent_records;
 mod credentials;
@@ -64,9 +65,9 @@ impl ApiWriter {
         self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await
     }
 
-    /// Applies to a LoadBalancer the merge patch `patch`, which sets the condition that names the
-    /// holder of the Lease. Writes even when this process does not lead. The patch must have a
-    /// resourceVersion, so that it never overwrites a newer condition of the leader.
+    /// Applies the merge patch `patch` to a LoadBalancer. The patch sets the condition that names
+    /// the holder of the Lease. Writes even when this process does not lead. The patch must have a
+    /// resourceVersion, so that the patch never overwrites a newer condition of the leader.
     pub async fn patch_lb_condition(
         &self,
         namespace: &str,
@@ -81,7 +82,7 @@ impl ApiWriter {
     /// Adds claims to a pool, so that no leader allocates their addresses. Writes even when this
     /// process does not lead. First sets the pool's annotation [`ANNOTATION_KEEP_ORPHANS`] to
     /// `why`. Then changes the pool's status to `desired`, which has the additional claims. Each of
-    /// the two patches has the resourceVersion that it was computed from.
+    /// the two patches has the resourceVersion of the pool that the patch was computed from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -121,10 +122,10 @@ impl ApiWriter {
     /// Changes a pool's status from `stored` to `desired`. `version` is the resourceVersion of the
     /// pool with the status `stored`. Returns the pool's new metadata.
     ///
-    /// The CRD may have the status subresource or not, and another CRD may replace it at any time.
-    /// A write to a missing subresource fails with 404, and is repeated as a plain write. A plain
-    /// write leaves the status unchanged if the CRD has the subresource. A plain write without an
-    /// effect counts as a conflict, and the next write uses the subresource.
+    /// The CRD may have the status subresource or not, and another CRD may replace this CRD at any
+    /// time. A write to a missing subresource fails with 404, and is repeated as a plain write. A
+    /// plain write leaves the status unchanged if the CRD has the subresource. A plain write
+    /// without an effect counts as a conflict, and the next write uses the subresource.
     pub async fn write_pool_status(
         &self,
         name: &str,

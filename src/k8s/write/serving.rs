@@ -58,9 +58,9 @@ impl ApiWriter {
         self.count(SERVICE, api.call_patch_status(name, patch).await)
     }
 
-    /// Deletes a Service. Fails with a conflict if the Service has another UID than `uid`, or
-    /// another resourceVersion than `version`. Returns the Service if a finalizer delays the
-    /// deletion. `None`: the Service is gone.
+    /// Deletes a Service. Fails with a conflict if the Service's UID is not `uid`, or if its
+    /// resourceVersion is not `version`. Returns the Service if a finalizer delays the deletion.
+    /// `None`: the Service is gone.
     pub async fn delete_service(
         &self,
         namespace: &str,
@@ -108,8 +108,8 @@ impl ApiWriter {
         self.patch::<EndpointSlice>(SLICE, &list, name, patch, None).await
     }
 
-    /// Deletes an EndpointSlice. Fails with a conflict if the EndpointSlice has another
-    /// resourceVersion than `version`.
+    /// Deletes an EndpointSlice. Fails with a conflict if the EndpointSlice's resourceVersion is
+    /// not `version`.
     pub async fn delete_slice(
         &self,
         namespace: &str,
