@@ -28,8 +28,8 @@ use crate::k8s::views::Views;
 /// Delay before a DHCPLease is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Interval between two checks whether the DHCP agents are active. An agent that stops causes no
-/// event, so only a check can notice it.
+/// Interval between two checks whether the DHCP agents are active. The stop of an agent causes no
+/// event, so only a check can notice the stop.
 const AGENTS_EVERY: Duration = Duration::from_secs(1);
 
 /// Handle that enqueues DHCPLeases to be reconciled.

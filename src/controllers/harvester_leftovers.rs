@@ -1,9 +1,10 @@
 //! Watches objects that Harvester's chart and its Go controller leave behind or put back:
 //!
 //! * VMs with finalizers of the Go controller are counted.
-//! * The CRDs that Harvester's chart contains too are checked. A form that has replaced the
-//!   operator's form is reported. With the option `--repair-crds`, the operator's form is put back.
-//!   A status subresource that a replica of the operator removed is put back in any case.
+//! * The CRDs that both Harvester's chart and the operator's chart contain are checked. A form that
+//!   has replaced the operator's form is reported. With the option `--repair-crds`, the operator's
+//!   form is put back. A status subresource that a replica of the operator removed is always put
+//!   back.
 //!
 //! Invariants:
 //!
@@ -175,8 +176,8 @@ fn report_form(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     }
 }
 
-/// Whether the operator repairs a CRD of this form: a removed status subresource in any case, a
-/// replaced form only with the option `--repair-crds`.
+/// Whether the operator repairs a CRD of this form. A removed status subresource is always
+/// repaired. A replaced form is repaired only with the option `--repair-crds`.
 fn repairs(ctx: &Context, form: CrdForm) -> bool {
     match form {
         CrdForm::Expected => false,

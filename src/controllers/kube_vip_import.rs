@@ -1,10 +1,10 @@
 //! Imports the addresses of kube-vip's cloud provider. [`crate::domain::pools::kube_vip_import`]
 //! decides which IPPools are created.
 //!
-//! The import runs once for a cluster: an annotation on the ConfigMap marks it as done, also for
-//! the Go controller. If the annotation is removed, the import runs again at the start of the next
-//! term. An error during the import leaves the ConfigMap unmarked. The next run then finds the
-//! pools that were created before the error.
+//! The import runs once for a cluster: an annotation on the ConfigMap marks the import as done,
+//! also for the Go controller. If the annotation is removed, the import runs again at the start of
+//! the next term. An error during the import leaves the ConfigMap unmarked. The next run then finds
+//! the pools that were created before the error.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -124,9 +124,9 @@ async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<Strin
     Ok(created)
 }
 
-/// Records in a pool, for each address of the pool, which LoadBalancer had this address before.
-/// Without this record, LoadBalancers could get other addresses than their former ones. The ledger
-/// task merges the record into the pool's ledger.
+/// Records in a pool which LoadBalancer had each address of the pool before. Without this record, a
+/// LoadBalancer could get a new address in place of its former one. The ledger task merges the
+/// record into the pool's ledger.
 async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     let mut tries = 0;
     let error = loop {

@@ -63,9 +63,8 @@ pub struct Context {
     pub agents: Option<Arc<dhcp_agent::AgentOptions>>,
     /// Reader of TokenRotations, and of the Secrets and ServiceAccounts with credentials.
     pub credentials: CredentialReader,
-    /// Namespaces in which credentials may be read and written. The value is the set of the
-    /// Secrets' names that are allowed in the namespace. An empty set allows all Secrets of the
-    /// namespace.
+    /// Namespaces in which credentials may be read and written. The value is the set of names of
+    /// the allowed Secrets. An empty set allows all Secrets of the namespace.
     pub credential_namespaces: Arc<BTreeMap<String, BTreeSet<String>>>,
 }
 

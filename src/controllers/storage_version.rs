@@ -30,7 +30,7 @@ const PAGE: u32 = 200;
 /// Pause between the rewrites of two LoadBalancers.
 const PACE: Duration = Duration::from_millis(10);
 /// Time after which every API server has applied a change of the CRD. An API server itself waits
-/// 5 s for the others before it establishes a CRD (apiextensions-apiserver,
+/// 5 s for the other API servers before it establishes a CRD (apiextensions-apiserver,
 /// `EstablishingController`).
 const SETTLED: Duration = Duration::from_secs(10);
 /// Pause after the first attempt that did not finish (field 0), and longest pause (field 1). The

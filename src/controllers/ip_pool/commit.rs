@@ -21,8 +21,8 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{ApiWriter, differs};
 
-/// Base of the delay before requests are decided again, because a pool was not written: the write
-/// failed or met a conflict. Each such write of the same pool doubles the delay, up to
+/// Base of the delay after a pool's write that failed or met a conflict. The requests are decided
+/// again after the delay. Each such write of the same pool doubles the delay, up to
 /// [`BATCH_RETRY`]. For a pool whose writes have failed [`PATIENCE`] times, the base is ten times
 /// as long, and the limit is [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
@@ -180,8 +180,8 @@ impl LedgerTask {
 }
 
 /// Writes that bring the stored pool to the state in the allocator. `None`: the stored pool has
-/// that state. `plain`: whether the API server has Harvester's schema, so that fields that only the
-/// operator's schema has are not compared.
+/// that state. `plain`: whether the API server has Harvester's schema. If so, the fields that only
+/// the operator's schema has are not compared.
 fn job(
     name: String,
     pool: &AllocatorPool,

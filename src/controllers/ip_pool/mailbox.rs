@@ -71,8 +71,9 @@ impl RequestBatch {
         self.claims.len() + self.releases.len() + self.pools.len()
     }
 
-    /// Whether this batch may give an address to a LoadBalancer that was no waiter before. `false`:
-    /// the batch contains only releases and orphans, which can serve only waiters.
+    /// Whether this batch may give an address to a LoadBalancer that was not a waiter before.
+    /// `false`: the batch contains only releases and orphans. The addresses that they free go only
+    /// to waiters.
     pub(super) fn may_give_an_address(&self) -> bool {
         !self.claims.is_empty() || !self.pools.is_empty() || self.networks || self.conditions
     }
@@ -110,9 +111,9 @@ impl LedgerHandle {
     /// that the address can be published, or when the LoadBalancer is a waiter. Returns at once if
     /// there is a confirmed answer for the same facts.
     ///
-    /// `exists`: whether the LoadBalancer exists now. A waiter that does not exist is removed from
-    /// the waiters: the event of its deletion may have been handled before this request, and no
-    /// later event would remove the waiter.
+    /// `exists`: whether the LoadBalancer exists now. If a waiter does not exist any more, it is
+    /// removed from the waiters. The event of its deletion may have been handled before this
+    /// request, and no later event would remove the waiter.
     pub async fn claim(
         &self,
         facts: LbFacts,

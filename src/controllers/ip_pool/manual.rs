@@ -13,17 +13,17 @@ use crate::domain::pools::manual_release::ManualRelease;
 use crate::domain::pools::status::manual_release_refused;
 use crate::k8s::calls::ApiCalls as _;
 
-/// Reason of the refusal of a manual release, while it is unknown whether the LoadBalancer exists,
-/// because the API server did not answer. The operator asks the API server again.
+/// Reason of a refused manual release: the API server did not answer, so it is unknown whether the
+/// LoadBalancer exists. The operator asks the API server again.
 const UNKNOWN: &str = "Unknown";
 
-/// Reason of the refusal of a manual release, because the LoadBalancer exists.
+/// Reason of a refused manual release: the LoadBalancer exists.
 const STILL_IN_USE: &str = "StillInUse";
 
 impl LedgerTask {
-    /// Carries out, in the allocator, the release that the pool's annotation requests, or records
-    /// why the release is refused. The next commit writes the result, and removes the annotation
-    /// unless the release was refused.
+    /// Carries out the release that the pool's annotation requests, or records why the release is
+    /// refused. The release changes only the allocator. The next commit writes the result, and
+    /// removes the annotation, except after a refusal.
     pub(super) async fn consider_manual_release(&mut self, pool: &str) {
         let Some(text) = self.stored.get(pool).and_then(|stored| stored.manual.clone()) else {
             return;
@@ -47,8 +47,8 @@ impl LedgerTask {
         self.allocator.touch(pool);
     }
 
-    /// Removes from each pool the refusal of a manual release with the reason [`STILL_IN_USE`], if
-    /// the LoadBalancer has released the address after the refusal.
+    /// Removes the refusal of a manual release from each pool. Only a refusal with the reason
+    /// [`STILL_IN_USE`] is removed, if the LoadBalancer has released the address after the refusal.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
@@ -63,8 +63,8 @@ impl LedgerTask {
         }
     }
 
-    /// Releases the address that `text`, the value of the pool's annotation, names. Returns the
-    /// refusal as a condition. `None`: the address was released, or was free already.
+    /// Releases the address that the pool's annotation names. `text`: value of the annotation.
+    /// Returns the refusal as a condition. `None`: the address was released, or was free already.
     async fn release_manually(&mut self, pool: &str, text: &str) -> Option<Condition> {
         let refuse = |reason, message| Some(manual_release_refused(reason, message));
         let asked = match ManualRelease::parse(text) {

@@ -1,9 +1,9 @@
 //! The ledger task. While this process leads, only this task allocates and releases the addresses
 //! of pools.
 //!
-//! Requests wait in its mailbox. [`PoolAllocator`] has all ledgers in memory. It decides a batch of
-//! requests, and each pool that the batch changes is written once. A request is answered when the
-//! API server has accepted the write.
+//! Requests wait in the task's mailbox. [`PoolAllocator`] has all ledgers in memory. It decides a
+//! batch of requests, and each pool that the batch changes is written once. A request is answered
+//! when the API server has accepted the write.
 //!
 //! The LoadBalancer controller sends its requests through [`LedgerHandle`]. The ledger task makes
 //! every write of a stored ledger, with two exceptions: [`super::kube_vip_import`] creates pools
@@ -35,8 +35,7 @@ use crate::domain::pools::allocator::PoolAllocator;
 use crate::domain::pools::write_pacing::{WaitingRequests, WritePace};
 use crate::domain::{Claim, Owner};
 
-/// Interval between two sweeps, each of which compares all claims with the LoadBalancers that
-/// exist.
+/// Interval between two sweeps. A sweep compares all claims with the LoadBalancers that exist.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 /// Ledger task of one term of leadership.
@@ -49,8 +48,8 @@ pub struct LedgerTask {
     /// Handle with which the task sends messages to itself.
     handle: LedgerHandle,
     pace: WritePace,
-    /// Number of bytes of ledgers written since `pace` last got this number. `pace` derives from it
-    /// when the next write may begin.
+    /// Number of bytes of ledgers written since `pace` last got this number. From this number,
+    /// `pace` derives when the next write may begin.
     bytes_written: usize,
     started: Instant,
     /// Names of the pools that have series in the metrics. By these names, the series of a deleted
@@ -59,10 +58,10 @@ pub struct LedgerTask {
     /// Whether another form has replaced the operator's form of IPPool's CRD. `None`: not checked
     /// yet.
     crd_is_replaced: Option<bool>,
-    /// Task that looks up, at the API server, the LoadBalancers of claims that may be orphans.
+    /// Task that asks the API server for the LoadBalancers of claims that may be orphans.
     sweeper: Option<AbortOnDropHandle<()>>,
-    /// Leaked claims that pools keep because of their annotation, by pool, as the last sweep found
-    /// them. Log and Events report a pool only if its kept claims differ from these.
+    /// Leaked claims that pools keep because of their annotation, by pool. The last sweep found
+    /// these claims. Log and Events report a pool only if its kept claims differ from these.
     kept: BTreeMap<String, BTreeSet<Claim>>,
 }
 

@@ -1,5 +1,6 @@
-//! Records, after a restore of etcd from a backup, the addresses that LoadBalancers had published
-//! before the restore, if these LoadBalancers are gone now. Guests still announce such addresses.
+//! Records published addresses after a restore of etcd from a backup: the address of each
+//! LoadBalancer that existed before the restore and is gone now. Guests still announce these
+//! addresses.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Finds claims whose LoadBalancer is missing in the view. If the API server confirms that the
 //! LoadBalancer is gone, the claim is freed. Pools that keep claims without a LoadBalancer are
-//! skipped. A LoadBalancer with several claims is reconciled, because a change of pool may have
-//! been interrupted.
+//! skipped. A LoadBalancer with several claims is reconciled, because its change to another pool
+//! may have been interrupted.
 //!
 //! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
 //! as a message. The ledger may have changed by then, so it is checked again: an address is freed
@@ -26,8 +26,9 @@ use crate::k8s::calls::ApiCalls as _;
 /// Maximum number of concurrent lookups of LoadBalancers that may be gone. More lookups would delay
 /// the requests of LoadBalancers that wait for an address.
 const LOOKUPS: usize = 8;
-/// Maximum number of claims of one pool that get an Event each when they are freed together. If
-/// there are more, a single Event counts them.
+/// Maximum number of Events for freed claims of one pool, one Event for each claim. If more claims
+/// are freed together, the pool gets a single Event. This Event names one claim and counts the
+/// others.
 const MOST_EVENTS: usize = 5;
 
 impl LedgerTask {

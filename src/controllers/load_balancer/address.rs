@@ -11,8 +11,8 @@ use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason::NoAddressReason;
 
-/// Allocates the LoadBalancer's address: by a claim in an IPPool's ledger, or by a DHCPLease. Gives
-/// no address to a LoadBalancer without one while its guest cluster is being removed.
+/// Allocates the LoadBalancer's address: by a claim in an IPPool's ledger, or by a DHCPLease. A
+/// LoadBalancer without an address gets none while its guest cluster is being removed.
 pub(super) async fn allocate(
     observed: &ObservedLb,
     ctx: &LbContext,

@@ -1,8 +1,9 @@
-//! Leases addresses on the host. This module creates and maintains a DHCPLease, the record that the
-//! agent of a network serves, and reads the record again before a new address is published.
+//! Leases addresses on the host. This module creates and maintains DHCPLeases. A DHCPLease is the
+//! record that the agent of a network serves. The record is read again before a new address is
+//! published.
 //!
-//! The record exists before the agent asks the DHCP server, and contains an address before the
-//! address is published here. After the deletion of the LoadBalancer and its Service,
+//! The record exists before the agent asks the DHCP server. The operator publishes an address only
+//! when the record contains the address. After the deletion of the LoadBalancer and its Service,
 //! [`super::super::dhcp_lease`] deletes the record.
 
 use std::time::{Duration, Instant};
@@ -20,10 +21,10 @@ use crate::domain::reason::{self, NoLease};
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCall, ApiCalls as _};
 
-/// Time from the start of a term in which a published address stays, even if the recorded expiry of
-/// its lease has passed. The reason: while the API server was unavailable, agents could renew
-/// leases but not record the renewals. When the API server is available again, an agent needs one
-/// call for its Lease and one write to record its renewals.
+/// Time after the start of a term. During this time, a published address stays even if the recorded
+/// expiry of its lease has passed. The reason: while the API server was unavailable, agents could
+/// renew leases but not record the renewals. When the API server is available again, an agent needs
+/// one call for its Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
 /// LoadBalancer.

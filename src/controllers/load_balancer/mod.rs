@@ -42,13 +42,13 @@ use crate::prober::Prober;
 use crate::turns::{CallerTurn, Turns};
 
 /// Maximum number of concurrent writes of LoadBalancers that have an address. A new term can begin
-/// with thousands of such writes. The number is small, so that they do not delay a LoadBalancer
-/// that waits for its address.
+/// with thousands of such writes. The maximum is small, so that these writes do not delay a
+/// LoadBalancer that waits for its address.
 const WRITES_AT_ONCE: usize = 8;
-/// Maximum number of concurrent writes in addition to [`WRITES_AT_ONCE`]. They are reserved for
-/// LoadBalancers without an address and for deleted LoadBalancers, because a guest waits for these
-/// writes. Each write uses a connection of its own, and more connections do not make an API server
-/// faster.
+/// Maximum number of concurrent writes in addition to [`WRITES_AT_ONCE`]. The additional writes are
+/// reserved for LoadBalancers without an address and for deleted LoadBalancers, because a guest
+/// waits for these writes. Each write uses a connection of its own, and more connections do not
+/// make an API server faster.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
 /// Maximum number of large LoadBalancers ([`LbTrimming::large`]) that are served, published or
 /// finalized at the same time. A greater number would not finish them earlier, but would leave the
@@ -62,8 +62,8 @@ const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Time from the start of a term in which VMs should be listed. After this time, the operator
-/// reports that the list is missing, because KubeVirt is perhaps not installed.
+/// Time from the start of a term until the operator reports that the list of VMs is missing. The
+/// list is normally there before this time. A missing list may mean that KubeVirt is not installed.
 pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Context of the reconciles of all LoadBalancers in one term.

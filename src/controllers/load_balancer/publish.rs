@@ -18,8 +18,9 @@ use crate::k8s::CallError;
 /// status. Returns whether the status has changed.
 ///
 /// The API server drops `status.endpoints` if it has the schema of Harvester's CRD. The first write
-/// without an effect shows that. Then no write adds only this field. A write with other changes
-/// still has it, so it is stored as soon as the API server has the schema of the operator's CRD.
+/// without an effect shows that the field is dropped. From then on, no write is made only to add
+/// the field. A write with other changes still contains the field. So the field is stored as soon
+/// as the API server has the schema of the operator's CRD.
 pub(super) async fn publish(
     observed: &ObservedLb,
     served: &ServingOutcome,

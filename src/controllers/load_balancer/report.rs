@@ -50,8 +50,8 @@ pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext
     }
 }
 
-/// Reports that the condition Ready of a vm load balancer has another reason than in `lb`, the
-/// LoadBalancer before the write.
+/// Reports the reason of a vm load balancer's condition Ready, if the reason has changed. `lb`: the
+/// LoadBalancer as it was before the write.
 fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
     let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();

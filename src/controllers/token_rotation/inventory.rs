@@ -17,7 +17,7 @@ use crate::rancher::{self, IssuedTokens, RancherError, RancherIssuer};
 
 /// Maximum number of cloud credentials read in one reconcile. Each read takes up to three calls.
 const MOST_READS: usize = 16;
-/// Time from the first read of a reconcile after which the reconcile begins no further read.
+/// Time for which a reconcile may begin further reads, counted from its first read.
 const READ_TIME: Duration = Duration::from_secs(30);
 
 /// Reason why validity and expiry of a token are unknown.

@@ -276,9 +276,9 @@ impl RotationContext {
         lock(&self.resting).insert(name, (version, Instant::now() + pause));
     }
 
-    /// Rest of the pause that [`Self::set_resting`] recorded. `None`: no pause was recorded, the
-    /// pause is over, or the rotation is newer than the recorded version. Because of the pause, the
-    /// events of this process's own writes trigger no reconcile.
+    /// Remaining time of the pause that [`Self::set_resting`] recorded. `None`: no pause was
+    /// recorded, the pause is over, or the rotation is newer than the recorded version. Because of
+    /// the pause, the events of this process's own writes trigger no reconcile.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
         let resting = lock(&self.resting);
@@ -315,8 +315,8 @@ impl RotationContext {
     }
 }
 
-/// Pause from `now` until `next`, the time of the next reconcile, but at most [`LONGEST_PAUSE`]. If
-/// `next` has passed or is `None`, the pause is [`LONGEST_PAUSE`].
+/// Pause from `now` until `next`, but at most [`LONGEST_PAUSE`]. `next`: time of the next
+/// reconcile. If `next` has passed or is `None`, the pause is [`LONGEST_PAUSE`].
 fn pause(next: Option<Seconds>, now: Seconds) -> Duration {
     let left = next.and_then(|at| u64::try_from(at - now).ok()).map(Duration::from_secs);
     left.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)

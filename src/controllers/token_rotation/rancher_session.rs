@@ -139,9 +139,9 @@ pub(super) async fn open(
     Ok(RancherSession { issuer, issued, view: None, key, url, unread: 0, listed: Vec::new() })
 }
 
-/// Reason why tokens of `user`, the API key's user, must not be put into the cloud credential
-/// `credential`: another user owns it, and the spec does not allow that. `None`: the cloud
-/// credential may get these tokens.
+/// Reason why tokens of `user` must not be put into the cloud credential `credential`: another user
+/// owns the cloud credential, and the spec does not allow another owner. `None`: the cloud
+/// credential may get these tokens. `user`: the API key's user.
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,

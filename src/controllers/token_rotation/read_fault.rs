@@ -61,8 +61,8 @@ impl UnknownTarget {
         Self { reason: UnknownReason::TargetBarred, ..Self::barred(why) }
     }
 
-    /// Makes the reason for a fault because of which neither the target nor the list of credentials
-    /// can be read.
+    /// Makes the reason for a target that cannot be read. The list of credentials cannot be read
+    /// either.
     pub(super) fn barred(why: String) -> Self {
         Self {
             why,

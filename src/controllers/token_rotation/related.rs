@@ -5,8 +5,8 @@
 //! * The precedence of one of two TokenRotations for the same credential.
 //!
 //! Invariant: a credential counts as replaced only if a TokenRotation replaces the credential and
-//! has observed it. Such a TokenRotation reports a failed replacement, so a TokenRotation that only
-//! watches the credential need not report that it expires soon.
+//! has observed it. Such a TokenRotation reports a failed replacement. So a TokenRotation that only
+//! watches the credential need not report that the credential expires soon.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::domain::credentials::rivals::{first_rival, is_same, is_same_rancher, 
 use crate::domain::credentials::rotation::{RotationPlan, due, status};
 use crate::k8s::CallError;
 
-/// Names of the cloud credentials in the Rancher of `rotation` that a TokenRotation replaces.
+/// Names of the cloud credentials that TokenRotations replace, in the Rancher of `rotation`.
 pub(super) fn replaced_credentials(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -36,8 +36,8 @@ pub(super) fn replaced_credentials(
         .collect()
 }
 
-/// Whether a TokenRotation, which may be `rotation` itself, renews the API key that `rotation`
-/// uses.
+/// Whether a TokenRotation renews the API key that `rotation` uses. The renewing TokenRotation may
+/// be `rotation` itself.
 pub(super) fn is_key_renewed(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -82,7 +82,8 @@ pub(super) fn replaces_its_credential(context: &RotationContext, rotation: &Toke
         && due(&status::plan(rotation), &record).is_some()
 }
 
-/// Whether `target` is the Secret, and the key in it, where `server` has its API key.
+/// Whether `target` names the Secret, and the key of this Secret, that contain the API key of
+/// `server`.
 fn is_api_key(target: &SecretTarget, server: &RancherServer) -> bool {
     let minter = &server.minter;
     target.name == minter.secret_name && target.key == minter.key
@@ -126,7 +127,8 @@ impl RotationRun<'_> {
         Some(session.url.clone())
     }
 
-    /// All TokenRotations, this one too, in the namespaces where the operator has rights.
+    /// All TokenRotations in the namespaces where the operator has rights. This TokenRotation is
+    /// one of them.
     pub(super) fn other_rotations(&self) -> Vec<Arc<TokenRotation>> {
         let context = self.context;
         let may = |one: &TokenRotation| context.is_allowed(&one.namespace().unwrap_or_default());

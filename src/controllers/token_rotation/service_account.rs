@@ -51,9 +51,9 @@ impl RotationRun<'_> {
         })
     }
 
-    /// Makes a token of the ServiceAccount, bound to the Secret `name`, which is created first if
-    /// it does not exist. If the spec requests a token that is stored in this Secret, the cluster
-    /// makes the token, and it is read from the Secret.
+    /// Makes a token of the ServiceAccount, bound to the Secret `name`. If the Secret does not
+    /// exist, creates the Secret first. If the spec requests a token that is stored in this Secret,
+    /// the cluster makes the token, and the operator reads it from the Secret.
     pub(super) async fn mint_account_token(
         &self,
         name: &str,

@@ -16,8 +16,8 @@ use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::object_fields::merge_patch::merge_patch;
 use crate::k8s::CallError;
 
-/// Pause before the next try to write children whose write the API server has refused. The refusal
-/// may end, for example when the operator gets a missing right.
+/// Pause before the next try to write children after the API server has refused a write. The
+/// refusal may end, for example when the operator gets a missing right.
 const CHECK_RIGHTS_AFTER: Duration = Duration::from_secs(30);
 
 /// Pause before the next reconcile while some cloud credentials were not read yet.

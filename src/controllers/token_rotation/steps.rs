@@ -135,8 +135,8 @@ impl RotationRun<'_> {
     }
 
     /// Time until this rotation may begin to replace its credential. `None`: the rotation need not
-    /// wait. Only [`RecordChange::Named`] begins a replacement, and only a replacement that no
-    /// annotation requests waits for its turn.
+    /// wait. Only [`RecordChange::Named`] begins a replacement. A replacement that an annotation
+    /// requests does not wait for a turn.
     fn time_until_turn(&self, change: RecordChange, next: &RotationRecord) -> Option<Duration> {
         if change != RecordChange::Named || next.is_asked() {
             return None;

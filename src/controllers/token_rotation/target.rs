@@ -1,8 +1,8 @@
 //! Target of a TokenRotation: a Secret of this cluster, a cloud credential of a Rancher, or all
 //! cloud credentials of an API key's user.
 //!
-//! Invariant: a write names the version of the target that it replaces, and the target is read
-//! again afterwards.
+//! Invariant: each write names the version of the target that is replaced. The target is read again
+//! after the write.
 
 use kube::ResourceExt as _;
 

@@ -18,7 +18,7 @@ use crate::domain::credentials::rotation::{IssuerReport, TargetState};
 
 /// Pause between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
-/// Deadline of a probe. It is short, because a probe takes the place of a reconcile, and few
+/// Deadline of a probe. The deadline is short, because a probe runs in a reconcile, and few
 /// reconciles run at the same time.
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 

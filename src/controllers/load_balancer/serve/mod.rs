@@ -6,8 +6,8 @@
 //!   without endpoints.
 //! * No object of another owner is written. If the Service has another owner, no slice is written
 //!   either.
-//! * The LoadBalancer's own Service is deleted before its slices. They are deleted only when the
-//!   Service is gone.
+//! * The LoadBalancer's own Service is deleted before its slices. The slices are deleted only when
+//!   the Service is gone.
 
 mod service;
 mod settings;
@@ -244,8 +244,8 @@ impl<'a> ServiceTarget<'a> {
         }
     }
 
-    /// Error after [`REPETITIONS`] attempts to write an object of the kind `kind`, during each of
-    /// which another client changed the object.
+    /// Error after [`REPETITIONS`] attempts to write an object of the kind `kind`. Another client
+    /// changed the object during each attempt.
     fn kept_changing(&self, kind: &str) -> CallError {
         let attempts = format!("{REPETITIONS} attempts to write {kind} of {}", self.key);
         CallError::Conflict(ApiCall::new(attempts))

@@ -65,8 +65,8 @@ impl ServiceTarget<'_> {
         Ok(self.stored())
     }
 
-    /// Creates the Service, with the settings of users that the slices store from the deleted
-    /// Service.
+    /// Creates the Service, with the settings of users from the deleted Service. The slices store
+    /// these settings.
     pub(super) async fn create_service(&self, service: Value) -> Result<FullService, CallError> {
         let settings = self.settings().await?;
         let writer = &self.ctx.shared.writer;
