@@ -23,8 +23,8 @@ pub struct DhcpMetrics {
     pub declines: IntCounter,
     /// DHCP messages that the agent sent again, because no server had answered.
     pub retries: IntCounter,
-    /// Frames that the kernel's filter passed to the agent, and that are no valid answer to one of
-    /// the agent's clients.
+    /// Frames that the kernel's filter passed to the agent, but that are not a valid answer to one
+    /// of the agent's clients.
     pub frames_dropped: IntCounter,
     /// Number of DHCP servers that granted the current leases.
     pub servers: IntGauge,

@@ -17,8 +17,8 @@ pub struct ProbeMetrics {
     pub verdicts: IntCounterVec,
     /// Probes that started later than planned, by more than a tenth of their period.
     pub late: IntCounter,
-    /// Number of backends whose failures are doubted, so that they count as healthy. The label
-    /// `second_opinion` shows whether another replica reaches them.
+    /// Number of backends that count as healthy because their failures are doubted. The label
+    /// `second_opinion` shows whether another replica reaches these backends.
     doubted: IntGaugeVec,
 }
 
@@ -62,7 +62,7 @@ impl ProbeMetrics {
         self.verdicts.with_label_values(&[verdict]).inc_by(count);
     }
 
-    /// Sets the number of backends whose failures are doubted, so that they count as healthy.
+    /// Sets the number of backends that count as healthy because their failures are doubted.
     /// `held`: this number. `reached`: whether another replica reaches these backends.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
