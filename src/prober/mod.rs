@@ -1,6 +1,6 @@
 //! Probes the backends of VM load balancers. Only this module opens sockets to backends.
 //!
-//! A replica that does not lead only probes single targets for a second opinion ([`survey`]).
+//! A replica that is not the leader makes only single probes, for a second opinion ([`survey`]).
 //! Invariants of all other probes:
 //! * all state belongs to one term of leadership;
 //! * probes run only while [`Scheduler::run`] runs, and end with it;
@@ -85,7 +85,7 @@ impl Prober {
         (Self(Arc::clone(&shared)), Scheduler::new(shared))
     }
 
-    /// Sets the targets of a LoadBalancer, and removes its former targets that `targets` lacks.
+    /// Sets the targets of a LoadBalancer. Removes its former targets that are not in `targets`.
     ///
     /// A target with the same id, address and request keeps its verdict, its results and its times
     /// of probing. The thresholds, the period and the timeout may change. If the request changes,

@@ -54,8 +54,8 @@ impl Scheduler {
     }
 }
 
-/// Guard that sets the metric of the number of targets to 0 when it is dropped, because no target
-/// is probed after that.
+/// Guard for the metric of the number of targets. Its drop sets the metric to 0, because no target
+/// is probed after the drop.
 struct AtEnd(IntGauge);
 
 impl Drop for AtEnd {

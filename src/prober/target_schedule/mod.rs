@@ -186,9 +186,9 @@ impl<D> TargetSchedule<D> {
     /// probe. Regular times that passed while the probe was under way are skipped. `passed`: the
     /// result; `None` if the probe showed nothing about the target.
     ///
-    /// Returns the LoadBalancer, and whether the target is healthy now, if the verdict on the
-    /// target flipped. `None`: the verdict did not flip, or the target was removed. A doubted
-    /// failure flips no verdict.
+    /// If the verdict on the target flipped, returns the LoadBalancer, and whether the target is
+    /// healthy now. `None`: the verdict did not flip, or the target was removed. A doubted failure
+    /// flips no verdict.
     pub(super) fn end(
         &mut self,
         key: TargetKey,
@@ -226,10 +226,10 @@ impl<D> TargetSchedule<D> {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Decides whether the failures of the target `key`, which has failed as often as its check
-    /// allows, are doubted. `true`: the target stopped answering at the same time as most VMs, and
-    /// counts as healthy until the doubt ends. The same then holds for every unhealthy target that
-    /// stopped answering at that time.
+    /// Decides whether the failures of the target `key` are doubted. The target has failed as often
+    /// as its check allows. `true`: the target stopped answering at the same time as most VMs, and
+    /// counts as healthy until the doubt ends. Then every unhealthy target that stopped answering
+    /// at that time counts as healthy too.
     fn doubts(&mut self, key: TargetKey, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
