@@ -3,7 +3,8 @@
 /// Maximum number of listeners of one LoadBalancer.
 pub const MOST_LISTENERS: usize = 256;
 
-/// Listener of a LoadBalancer: a port of its address, and the port of the VMs to which it leads.
+/// Listener of a LoadBalancer. It leads from a port of the LoadBalancer's address to a port of the
+/// VMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerPort {
     /// Name of the listener; may be empty if the LoadBalancer has no other listener.

@@ -63,8 +63,8 @@ pub struct StoredSlice {
 }
 
 impl StoredSlice {
-    /// Returns a copy of the slice with the given version and `holds_settings`, as the API server
-    /// stores it after a write of the slice's annotations.
+    /// Returns a copy of the slice with the given version and `holds_settings`. The API server
+    /// stores such a slice after a write of the slice's annotations.
     #[must_use]
     pub fn annotated(&self, version: String, holds_settings: bool) -> Self {
         Self { version, holds_settings, ..self.clone() }
@@ -91,7 +91,7 @@ pub enum SliceWrite {
         /// Endpoints of the slice.
         endpoints: Vec<VmEndpoint>,
     },
-    /// Delete the slice, because it is empty, or its address family is not the Service's.
+    /// Delete the slice, because the slice is empty or has the wrong address family.
     Delete {
         /// Name of the slice.
         name: String,
@@ -121,7 +121,7 @@ impl SliceWrite {
 
 /// Returns the sink: the endpoint that takes the traffic of a Service while no VM does. `name`:
 /// name of the Service. `at`: node that announces the Service, if known. The sink has this node's
-/// address, and its slice has [`SINK_PORT`], which is closed on the node. So the node refuses
+/// address. The sink's slice has [`SINK_PORT`], which is closed on the node. So the node refuses
 /// connections at once. If the node or its address is not known, the sink has a reserved address
 /// that no host uses (RFC 5737, RFC 6666), and connections get no answer.
 ///
@@ -173,8 +173,7 @@ impl VmEndpoint {
     }
 
     /// Whether kube-proxy may send traffic to the endpoint. kube-proxy uses the ready endpoints. If
-    /// no endpoint is ready, it uses the endpoints that still serve while they terminate
-    /// (KEP-1669).
+    /// no endpoint is ready, kube-proxy uses the terminating endpoints that still serve (KEP-1669).
     fn takes_traffic(&self) -> bool {
         self.serving
     }
@@ -243,16 +242,17 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
 
 /// Orders the writes so that at least one endpoint takes traffic at every moment:
 ///
-/// 1. Writes after which a slice has more endpoints that take traffic, unless they remove the sink
+/// 1. Writes that give a slice more endpoints that take traffic, and do not remove the sink
 /// 2. Deletions
-/// 3. Other writes, unless they remove the sink
+/// 3. Other writes that do not remove the sink
 /// 4. Writes that remove the sink
 ///
 /// A deletion is never the last write, because kube-vip up to 1.2.3 treats the last event about any
-/// slice as the state of all slices. If there are deletions, but no writes of 3 and 4, another
-/// write comes last: an update of the slice `unchanged`, which already has the right content, or
-/// else the last write of 1. If the only write is one of 1, and its slice has no endpoint that
-/// takes traffic yet, the plan has no deletions and is not complete.
+/// slice as the state of all slices. If there are deletions, but no writes of groups 3 and 4,
+/// another write comes last. This is an update of the slice `unchanged`, which already has the
+/// right content. Without such a slice, the last write of group 1 is moved to the end. If that
+/// write is the only one, and its slice has no endpoint that takes traffic yet, the plan has no
+/// deletions and is not complete.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,

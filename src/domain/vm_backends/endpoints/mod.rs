@@ -39,7 +39,7 @@ impl AddressFamily {
 pub struct VmEndpoint {
     /// Address of the VM.
     pub address: IpAddr,
-    /// Name of the VM, whose namespace is the LoadBalancer's. For the sink: name of the Service.
+    /// Name of the VM, which is in the LoadBalancer's namespace. For the sink: name of the Service.
     pub name: Arc<str>,
     /// UID of the VM.
     pub uid: Arc<str>,
@@ -52,7 +52,7 @@ pub struct VmEndpoint {
 }
 
 impl VmEndpoint {
-    /// Whether the endpoint is ready in the sense of Kubernetes: it serves and does not terminate.
+    /// Whether the endpoint is ready in the sense of Kubernetes: it serves and is not terminating.
     pub fn ready(&self) -> bool {
         self.serving && !self.terminating
     }

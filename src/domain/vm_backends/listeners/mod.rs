@@ -66,8 +66,8 @@ pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     Some(format!("{FIELD}: {shown:?} is longer than {longest} characters: no VM can have it"))
 }
 
-/// Text with the reason why the selector selects fewer VMs than its author may expect: it has a
-/// fault, or contains an address. `None`: neither is the case.
+/// Text with the reason why the selector selects fewer VMs than its author may expect: the selector
+/// has a fault, or contains an address. `None`: there is no such reason.
 pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     let address = || {
         let address = address_for_name(spec)?;
@@ -140,8 +140,8 @@ fn is_port_name(name: &str, listeners: usize) -> bool {
     fits || (name.is_empty() && listeners == 1)
 }
 
-/// Text with the fault of the LoadBalancer's name, if a Service cannot have that name (it must be
-/// an RFC 1035 label). `None`: no fault.
+/// Text with the fault of the LoadBalancer's name. The Service has the same name, which must be an
+/// RFC 1035 label. `None`: no fault.
 pub fn name_fault(name: &str) -> Option<String> {
     let fits = is_port_name(name, 0) && name.starts_with(|c: char| c.is_ascii_lowercase());
     (!fits).then(|| {
@@ -218,12 +218,13 @@ impl BackendCounts {
         found
     }
 
-    /// Number of endpoints that serve and do not terminate.
+    /// Number of endpoints that serve and are not terminating.
     pub fn ready(&self) -> usize {
         self.endpoints.iter().filter(|endpoint| endpoint.ready()).count()
     }
 
-    /// Number of endpoints that do not terminate, and of VMs without a suitable address.
+    /// Number of endpoints that are not terminating, plus the number of VMs without a suitable
+    /// address.
     pub fn total(&self) -> usize {
         self.endpoints.iter().filter(|endpoint| !endpoint.terminating).count()
             + self.without_address
@@ -239,7 +240,7 @@ impl BackendCounts {
         (!texts.is_empty()).then(|| some_of(&texts))
     }
 
-    /// Addresses of the endpoints that do not terminate, whether they serve or not.
+    /// Addresses of the endpoints that are not terminating, whether these endpoints serve or not.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let staying = self.endpoints.iter().filter(|endpoint| !endpoint.terminating);
         staying.map(|endpoint| endpoint.address)
@@ -251,7 +252,8 @@ impl BackendCounts {
 pub enum ServiceState {
     /// The Service is as it must be.
     Ours,
-    /// The Service cannot be created, because the spec or the name has the fault in the text.
+    /// The Service cannot be created, because of a fault in the spec or the name. The text
+    /// describes the fault.
     Faulty(String),
     /// A Service with this name belongs to another owner, as the text describes.
     Foreign(String),
@@ -279,7 +281,7 @@ pub struct ServingStatus {
     pub backends: Option<BackendCounts>,
     /// Text from [`selector_hint`]. `None`: no hint.
     pub selector_hint: Option<String>,
-    /// Text with the fault of the health check, because of which the VMs are not probed. `None`: no
+    /// Text with the fault of the health check. The fault prevents probes of the VMs. `None`: no
     /// fault.
     pub health_fault: Option<String>,
     /// Text about VMs that fail their health check and still are endpoints. Their failures are

@@ -42,8 +42,8 @@ pub struct LabelIndex {
     pairs: Slots<LabelPair>,
     vm_ids: HashMap<Box<str>, Id>,
     vms: Slots<IndexedVm>,
-    /// Map from a VM's UID to its pods. The informer may report a pod before the pod's VM, and
-    /// still after the VM was deleted.
+    /// Map from a VM's UID to its pods. A pod may be reported before its VM is reported, or after
+    /// its VM was deleted.
     pods: HashMap<Arc<str>, Vec<VmPod>>,
     /// Map from a pod's `namespace/name` to the UIDs of the pod's VM and of the pod itself.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
@@ -61,7 +61,7 @@ struct LabelPair {
     vms: Vec<Id>,
     /// LoadBalancers whose anchor clause (`FiledSelector::anchor`) contains this pair.
     lbs: Vec<Id>,
-    /// Number of clauses, of all LoadBalancers together, that contain the pair.
+    /// Number of clauses that contain the pair, counted over all LoadBalancers together.
     uses: u32,
 }
 
@@ -265,7 +265,7 @@ impl LabelIndex {
         })
     }
 
-    /// LoadBalancers that select a VM which reports an address in one of these networks.
+    /// LoadBalancers with a VM that reports an address in one of these networks.
     pub fn reporting(&self, networks: &[IpNet]) -> Vec<LbKey> {
         let (single, wide): (Vec<IpNet>, Vec<IpNet>) =
             networks.iter().partition(|network| network.prefix_len() == network.max_prefix_len());
@@ -276,7 +276,7 @@ impl LabelIndex {
         self.lbs_of_all(single.chain(within).flatten().copied())
     }
 
-    /// LoadBalancers that select a VM with an interface on `network`, as `namespace/name`.
+    /// LoadBalancers that select a VM with an interface on `network` (`namespace/name`).
     pub fn on_network(&self, network: &str) -> Vec<LbKey> {
         let is_there =
             |id: &&Id| self.vms.get(**id).vm.nics.iter().any(|nic| *nic.network == *network);

@@ -1,9 +1,9 @@
 //! Interfaces on which kube-vip is asked to announce Services, and on which it announces them.
 //!
-//! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go),
-//! and cannot serve a Service whose interface a node lacks. So the operator asks for a VLAN only if
-//! each node that may announce has a working link for it. A Service that needs another interface,
-//! and is not announced yet, is created again.
+//! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go). It
+//! cannot serve a Service if a node does not have the Service's interface. So the operator asks for
+//! a VLAN only if each node that may announce has a working link for the VLAN. A Service that is
+//! not announced yet is created again if it needs another interface.
 
 use serde_json::{Map, Value, json};
 
@@ -81,7 +81,7 @@ pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -
 /// * An announced address stays on its interface.
 /// * Hints of a user stay. Hints that come from a network are removed when the LoadBalancer no
 ///   longer names that network.
-/// * A hint with a VLAN, which an earlier version of the operator wrote, is removed at once.
+/// * A hint with a VLAN is removed at once, if an earlier version of the operator wrote the hint.
 ///   kube-vip would fail on this VLAN at its next start.
 pub(super) fn changed_hints(
     stored: &StoredService,

@@ -1,9 +1,9 @@
-//! Service of a VM load balancer, by which kube-vip is asked to announce an address: its required
-//! content, and the writes that produce it.
+//! Service of a VM load balancer: its required content, and the writes that produce this content.
+//! The Service asks kube-vip to announce an address.
 //!
 //! Invariants:
 //!
-//! * Only objects that name the LoadBalancer as their owner, by UID, are written or deleted.
+//! * An object is written or deleted only if it names the LoadBalancer as its owner, by UID.
 //! * Fields and annotations that other writers add to these objects stay.
 //!
 //! Of a Service, the operator owns the type, the ports, the families, the requested address, the
@@ -111,7 +111,7 @@ pub struct StoredPort {
     pub protocol: String,
     /// Port at the address of the LoadBalancer.
     pub port: i32,
-    /// Port of the endpoints, `targetPort`; 0 if it is a name.
+    /// Port of the endpoints (`targetPort`); 0 if `targetPort` is a name.
     pub target: i32,
     /// Port of every node, chosen by the API server; 0 if there is no such port.
     pub node_port: i32,
@@ -155,7 +155,7 @@ pub enum ServicePlan {
     /// Delete the Service first, for one of these reasons:
     ///
     /// * The Service has the wrong address family, which cannot be changed.
-    /// * The Service asks for another address or interface than the LoadBalancer needs.
+    /// * The Service asks for the wrong address or interface.
     /// * The external traffic policy of the Service has changed since its creation.
     /// * The LoadBalancer no longer has a port with which the Service was created. kube-vip reads
     ///   the ports once, and still lets traffic for a removed port reach the node itself
@@ -199,8 +199,8 @@ impl StoredService {
         ports
     }
 
-    /// Whether traffic for `address` may reach this Service. Either the address is announced for
-    /// the Service, or the Service asks for it.
+    /// Whether traffic for `address` may reach this Service. `true`: the address is announced for
+    /// the Service, or the Service asks for the address.
     pub fn asks_for(&self, address: IpAddr) -> bool {
         let asked = self.annotations.get(ASKED_ADDRESS).into_iter().flat_map(|ips| ips.split(','));
         let all = asked.chain([self.load_balancer_ip.as_str()]);
@@ -223,8 +223,8 @@ impl WantedService<'_> {
 
 /// Plans the next action on the Service. `stored`: `None` if there is no Service of this name.
 ///
-/// The content of a Service that is held back is corrected first. So kube-vip, which may announce
-/// the Service after the delay, never reads content of another writer.
+/// The content of a Service that is held back is corrected before kube-vip may announce the
+/// Service. So kube-vip never reads content of another writer.
 pub fn plan(
     stored: Option<&StoredService>,
     wanted: &WantedService<'_>,
@@ -288,8 +288,8 @@ fn loses_a_port(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     before.split(',').any(|port| !port.is_empty() && !after.contains(port))
 }
 
-/// Text of the condition about another owner's Service that has the LoadBalancer's name. `lb` is
-/// `namespace/name`, and `whose` the text from [`foreign`].
+/// Text of a condition: a Service of another owner has the LoadBalancer's name. `lb`:
+/// `namespace/name`. `whose`: text from [`foreign`].
 pub fn conflict(lb: &str, whose: &str) -> String {
     format!(
         "a Service {lb} exists: {whose}; the operator does not change it: remove it, or create the LoadBalancer under another name"

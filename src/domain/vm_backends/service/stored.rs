@@ -56,7 +56,7 @@ pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
     format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
 }
 
-/// Owners of an object that decisions and messages use: at most `MOST_OWNERS` owners of kind
+/// Owners that decisions and messages about an object use: at most `MOST_OWNERS` owners of kind
 /// LoadBalancer, and then the first owner of another kind.
 pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
     let list = meta.owner_references.as_deref().unwrap_or_default();

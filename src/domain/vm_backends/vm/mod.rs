@@ -29,8 +29,8 @@ pub struct Vm {
     pub paused: bool,
     /// Whether the VM is being deleted.
     pub deleting: bool,
-    /// Interfaces that the cluster gave the VM, and the guest did not create itself, each with the
-    /// addresses in the VM's status.
+    /// Interfaces that the cluster gave the VM, each with the addresses in the VM's status.
+    /// Interfaces that the guest created itself are left out.
     pub nics: Box<[Nic]>,
     /// Region and zone in the VM's annotations.
     pub topology: Topology,
@@ -66,7 +66,7 @@ pub enum VmReadiness {
     /// The condition is false only because the VM's pod is being deleted. The guest may still
     /// answer.
     PodTerminating,
-    /// The condition is false for any other reason, unknown or absent.
+    /// The condition is unknown or absent, or false for any other reason.
     #[default]
     NotReady,
 }
@@ -76,8 +76,8 @@ pub enum VmReadiness {
 pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
     pub network: Box<str>,
-    /// Addresses of the interface in the VM's status, at most `MOST_ADDRESSES`, and only those that
-    /// an endpoint can have: first `ipAddress`, then `ipAddresses`, in the order of that list.
+    /// Addresses of the interface in the VM's status: at most `MOST_ADDRESSES` that an endpoint can
+    /// have. `ipAddress` comes first, and then `ipAddresses` in the order of that list.
     pub addresses: Box<[IpAddr]>,
 }
 

@@ -32,7 +32,7 @@ impl ProbePhase {
         Self(hash.finalize().first_chunk().copied().map_or(0, u64::from_be_bytes))
     }
 
-    /// Offset into a time of length `span`: the fraction that this phase is, multiplied by `span`.
+    /// Offset into a time of length `span`: the phase, as a fraction, multiplied by `span`.
     /// The offset is less than `span`, or zero if `span` is zero.
     pub fn within(self, span: Duration) -> Duration {
         let nanos = (u128::from(self.0) * span.as_nanos()) >> 64;

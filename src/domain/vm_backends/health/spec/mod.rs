@@ -23,7 +23,7 @@ pub const LONGEST_PATH: usize = 1024;
 /// and by the CRD's schema.
 pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
-/// Fault in `spec.healthCheck` because of which the backends cannot be probed.
+/// Fault in `spec.healthCheck` that prevents probes of the backends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.healthCheck.{field}: {wrong}: {right}")]
 pub struct HealthSpecFault {
@@ -145,7 +145,7 @@ fn probe(asked: &HealthCheck) -> Result<BackendProbe, HealthSpecFault> {
     }
 }
 
-/// Refuses, in a health check by TCP, the fields that only HTTP and HTTPS use, because these fields
+/// Refuses a health check by TCP with fields that only HTTP and HTTPS use, because these fields
 /// would have no effect.
 fn no_request(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let statuses = asked.expected_statuses.as_ref().is_some_and(|list| !list.is_empty());
@@ -195,8 +195,8 @@ fn request(asked: &HealthCheck) -> Result<ProbeRequest, HealthSpecFault> {
     Ok(ProbeRequest { path: path.to_owned(), expected, server_name })
 }
 
-/// Whether `name` is a DNS name as in certificates: labels of letters, digits and inner dashes. An
-/// IPv4 address also has this form.
+/// Whether `name` is a DNS name as in certificates: labels of letters, digits and inner dashes. The
+/// result is also `true` for an IPv4 address.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())

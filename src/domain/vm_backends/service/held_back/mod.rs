@@ -1,11 +1,12 @@
 //! Delay of a new Service's announcement: kube-vip must ignore the Service until kube-proxy has
 //! rules for it. Until then, the Service is held back.
 //!
-//! kube-proxy redirects an address as soon as the Service's status contains it. But kube-vip first
-//! binds the address, and then writes the status. Between these two steps the address is the node's
-//! own, and programs on the node answer at it. So a new Service has an annotation that makes
-//! kube-vip ignore the Service. The operator writes the address into the Service's status, and
-//! kube-vip may announce the address once every kube-proxy has had the time to write its rules.
+//! kube-proxy redirects traffic for an address as soon as the Service's status contains the
+//! address. But kube-vip first binds the address, and then writes the status. Between these two
+//! steps the node itself has the address, and programs on the node answer. So a new Service has an
+//! annotation that makes kube-vip ignore the Service. The operator writes the address into the
+//! Service's status, and kube-vip may announce the address once every kube-proxy has had the time
+//! to write its rules.
 //!
 //! Invariant: an address that the operator writes into a Service's status carries
 //! [`NOT_ANNOUNCED`], and does not count as announced. kube-vip later replaces this entry of the
@@ -23,8 +24,8 @@ pub const IGNORED: &str = "kube-vip.io/ignore";
 /// Annotation with the time (RFC 3339) until which kube-vip must ignore the Service. Empty while
 /// the Service's status does not yet contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
-/// Value of the field `error` on the ports of an address in a Service's status. It marks an address
-/// that the operator wrote, and that no announcer announces yet.
+/// Value of the field `error` on the ports of an address in a Service's status. This value marks an
+/// address that the operator wrote, and that no announcer announces yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
 /// Assumed time until kube-proxy has written its rules for a new Service. kube-proxy writes rules
