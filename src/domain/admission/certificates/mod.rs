@@ -2,11 +2,11 @@
 //! them: when each is made, trusted, used and removed.
 //!
 //! Invariants:
-//! * A replica replaces the certificate that it serves only after the webhook configurations make
-//!   the API server trust the authority of the stored certificate. A replica without a valid and
-//!   trusted certificate serves the stored certificate at once.
+//! * A replica begins to serve the stored certificate only after the webhook configurations make
+//!   the API server trust that certificate's authority. The exception is a replica without a valid
+//!   and trusted certificate: it serves the stored certificate at once.
 //! * The next authority signs only after every configuration has trusted it for a while.
-//! * An authority that signed stays trusted until it has expired.
+//! * An authority stays trusted until it has expired, if it has signed a certificate.
 //!
 //! So the API server accepts every certificate that a replica may still serve, however late the
 //! replica learns of a change.
@@ -99,7 +99,7 @@ pub struct StepInput<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateStep {
     /// Write the whole content of the Secret, because the Secret holds no usable authority. The
-    /// content is new, or is the one that this replica has read before.
+    /// content is new, or is the content that this replica has read before.
     Start,
     /// Add the authority that signed this replica's certificate to the previous authorities in the
     /// Secret.

@@ -93,7 +93,8 @@ fn if_silent(given: &mut Map<String, Value>, key: &str, value: Option<Value>) {
 }
 
 /// Fills in the defaults of a VM load balancer's health check, if the check has a port. Warns if a
-/// default was filled in, unless the stored object, `old`, already has the resulting health check.
+/// default was filled in. There is no warning if the stored object (`old`) already has the
+/// resulting health check.
 pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut AdmissionAnswer) {
     let vm =
         object.pointer("/spec/workloadType").is_none_or(|type_| is_blank(type_) || type_ == "vm");

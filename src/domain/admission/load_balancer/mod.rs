@@ -1,8 +1,8 @@
 //! Admission of LoadBalancers.
 //!
 //! Invariants:
-//! * only the operator changes the status, except for `address`, which a guest writes, and for
-//!   conditions other than Ready;
+//! * only the operator changes the status, with two exceptions: a guest writes `address`, and other
+//!   clients may write conditions other than Ready;
 //! * the annotations for namespace and project have the values of the object's own namespace;
 //! * an object that was stored before a rule existed can still be labelled, finalized and deleted;
 //! * mutation comes first and is idempotent;
@@ -38,8 +38,8 @@ pub struct FactRequests {
     pub pool: Option<String>,
     /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
-    /// Address whose present use to look up, because the object newly publishes it as leased from a
-    /// DHCP server. `None`: no address is looked up.
+    /// Address whose other uses must be looked up. The object newly publishes this address as
+    /// leased from a DHCP server. `None`: no address is looked up.
     pub address: Option<IpAddr>,
 }
 
@@ -84,7 +84,7 @@ pub struct LbRuleFacts {
     /// Selectors of all pools. `None`: the selectors were not looked up, or not all pools are in
     /// the view yet.
     pub pools: Option<Vec<PoolSelector>>,
-    /// Present use of the address that the object newly publishes as leased, in words. `None`: no
+    /// Text with another use of the address that the object newly publishes as leased. `None`: no
     /// other use of the address is known.
     pub taken_by: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! Rules of the spec. The functions that find faults of listeners, names and health checks are
-//! those of the reconciler, so that admission and the reconciler report the same faults.
+//! Rules of the spec. Admission and the reconciler use the same functions to find faults of
+//! listeners, names and health checks. So both report the same faults.
 
 use super::super::Refusal;
 use super::{AdmissionAnswer, CandidatePool, LbRuleFacts, NamedPool};
@@ -108,9 +108,9 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     found
 }
 
-/// Refusals of set fields that this version of the operator does not support. The CRD has the same
-/// rule for v1beta1. A v1alpha1 object has these fields in an annotation, which the CRD's rules do
-/// not check.
+/// Refusals of fields that are set, but not supported by this version of the operator. The CRD has
+/// the same rule for v1beta1. A v1alpha1 object has these fields in an annotation, which the CRD's
+/// rules do not check.
 fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
     let single = spec.ip_family_policy.as_ref().is_none_or(|policy| policy == "SingleStack");
     let fields = [

@@ -13,13 +13,13 @@ use serde_json::{Map, Value};
 use super::{AdmissionAnswer, LbRuleFacts, is_blank, is_guest, shown};
 use api::{DHCP_ADDRESS, READY};
 
-/// Maximum number of differences between the stored and the sent status for which an answer has
-/// refusals.
+/// Maximum number of refusals, in one answer, for differences between the stored and the sent
+/// status.
 const MOST_REPORTED: usize = 4;
 
 /// Restores fields of the status that the client did not send. A client whose types lack a field
 /// omits the field, and does not want to remove it. Also restores `address`, with a warning, if a
-/// guest must not publish the address that it has sent.
+/// guest has sent an address that the guest must not publish.
 pub(super) fn keep(
     new: &mut Value,
     old: &Value,
@@ -153,8 +153,8 @@ pub(super) fn check(
     }
 }
 
-/// The part of the status that only the operator writes, without blank fields. `guest`: whether a
-/// guest writes `address`, so that this field is no part of the result.
+/// The part of the status that only the operator writes. `guest`: whether a guest writes
+/// `address`. If so, the result does not contain this field.
 fn owned(object: &Value, guest: bool) -> Value {
     let Some(status) = object.get("status") else { return Value::Null };
     let Some(status) = status.as_object() else { return status.clone() };
@@ -200,8 +200,8 @@ fn compare<'a>(
     }
 }
 
-/// Checks the address that a guest publishes. `Ok`: the address has not changed, or the guest may
-/// publish it. `Err`: reason why the guest must not publish it.
+/// Checks the address that a guest publishes. `Ok`: the guest publishes no new address, or may
+/// publish the new address. `Err`: reason why the guest must not publish the address.
 fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), String> {
     let Some(published) = address(new).filter(|published| address(old) != Some(published)) else {
         return Ok(());

@@ -36,8 +36,8 @@ use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 /// Maximum number of LoadBalancers that a refusal names as owners of addresses. The other owners
 /// are only counted.
 const NAMED: usize = 3;
-/// Maximum number of conflicts for which an answer has refusals. The same maximum applies to
-/// conflicts for which the answer has warnings.
+/// Maximum number of refusals for conflicts in one answer. The same maximum applies to warnings of
+/// conflicts.
 const CONFLICTS: usize = 5;
 /// Maximum number of entries in a scope. This operator's schema has the same limit; Harvester's
 /// schema has none.
@@ -54,7 +54,7 @@ pub struct ClaimHolder {
     pub uid: String,
 }
 
-/// Request to create, change or delete a pool, whose answer needs facts from other objects.
+/// Request to create, change or delete a pool. The answer needs facts from other objects.
 #[derive(Clone, Debug)]
 pub struct PoolQuestion {
     operation: Operation,
@@ -95,7 +95,7 @@ pub struct PoolRuleFacts {
     /// Whether the LoadBalancer of a manual release exists. `None`: not known, or the request has
     /// no manual release.
     pub exists: Option<bool>,
-    /// Namespaces that the scope of the pool in the request names, and that do not exist.
+    /// Missing namespaces: the scope of the pool in the request names them, but they do not exist.
     pub missing: Vec<String>,
     /// Addresses and networks that the cluster itself uses.
     pub infrastructure: HeldBack,
@@ -264,7 +264,7 @@ impl PoolQuestion {
         others.map(|(pool, segment)| pool.contender(segment)).collect()
     }
 
-    /// Conflicts with other pools that the stored version of this pool already has. Empty for a new
+    /// Conflicts that the stored version of this pool already has with other pools. Empty for a new
     /// pool, or if the request changes the pool's network.
     fn conflicts_before(&self, known: &PoolRuleFacts) -> Vec<PoolConflict> {
         let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
@@ -274,8 +274,8 @@ impl PoolQuestion {
     }
 
     /// Refuses a manual release that cannot be parsed. Warns of a manual release that will not be
-    /// carried out, but admits it. Reason: a tool that applies pools from Git sends the annotation
-    /// again after the address has another owner.
+    /// carried out, but admits it. Reason: a tool may apply pools from Git. The tool then sends the
+    /// annotation again, even after the address has another owner.
     fn check_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -299,8 +299,8 @@ impl PoolQuestion {
     }
 }
 
-/// Fault of the first range whose start lies after its end. Ranges that `old_spec`, the stored
-/// spec, contains do not count. `None`: no new range has this fault.
+/// Fault of the first new range whose start lies after its end. `old_spec`: the stored spec. A
+/// range in the stored spec is not new. `None`: no new range has this fault.
 fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
@@ -309,8 +309,8 @@ fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeErro
     new.find_map(|(index, range)| ranges::reversed(index, range))
 }
 
-/// Whether `conflict` is missing in `before`, the conflicts of the stored pool, or covers more
-/// addresses than there.
+/// Whether `conflict` is new, or covers more addresses than before. `before`: conflicts of the
+/// stored pool.
 fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     !before.iter().any(|old| {
         old.with == conflict.with
@@ -353,8 +353,8 @@ fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     Some(answer)
 }
 
-/// Claims of `holders` whose address is in the ranges of `before`, the stored pool, but not in the
-/// ranges of `now`, the changed pool.
+/// Claims of `holders` whose address is in the ranges of the stored pool (`before`), but not in the
+/// ranges of the changed pool (`now`).
 fn lost(holders: &[ClaimHolder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<ClaimHolder> {
     let within = |facts: Option<&PoolFacts>, holder: &ClaimHolder| {
         let ranges = facts.and_then(|facts| facts.ranges.as_ref());

@@ -10,12 +10,12 @@ use serde_json::{Map, Value, json};
 
 use api::{GROUP, MANAGER};
 
-/// Name of the validating and of the mutating configuration. Harvester's Go webhook has the same
-/// name for both.
+/// Name of the validating and of the mutating configuration. Harvester's Go webhook uses this name
+/// too, for both of its configurations.
 pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 /// Name of the CRD whose versions are converted.
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
-/// The version of the CRD that a webhook must convert to v1beta1, and back.
+/// The old version of the CRD. A webhook must convert objects of this version to v1beta1, and back.
 const OLD_VERSION: &str = "v1alpha1";
 /// Label whose value is the program that registered the webhooks of a configuration. Another
 /// program may have created the configuration.
@@ -274,7 +274,7 @@ pub fn is_ours(stored: &Value) -> bool {
 }
 
 /// Bundles of certificate authorities in an object, in base64. For a webhook configuration, the
-/// list has one bundle for each webhook, which is empty text if the webhook has none.
+/// list has one bundle for each webhook. The bundle is empty text if the webhook has none.
 pub fn bundles(part: WebhookObject, stored: &Value) -> Vec<&str> {
     match part {
         WebhookObject::Conversion => {

@@ -1,8 +1,9 @@
 //! Addresses that the host cluster leased by DHCP, and that a pool's ranges include.
 //!
 //! No ledger contains a leased address. So a pool would allocate the address to a second
-//! LoadBalancer, and the first LoadBalancer would lose it. Only addresses that a change newly
-//! includes are refused, so that a pool that was admitted before can still be changed.
+//! LoadBalancer, and the first LoadBalancer would lose it. A leased address is a reason for a
+//! refusal only if the change newly includes the address. So a pool that was admitted before can
+//! still be changed.
 
 use std::net::{IpAddr, Ipv4Addr};
 

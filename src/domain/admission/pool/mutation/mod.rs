@@ -2,8 +2,9 @@
 //!
 //! The API server checks the schema between mutation and validation. The schema refuses a value of
 //! the wrong type with a text that does not help a user who copied an example. So mutation refuses
-//! such a value first, and names the right form. The API server drops unknown fields before
-//! mutation. It warns of them, or refuses them, itself, as the client asks (KEP-2885).
+//! such a value first, and says how to write the field. The API server drops unknown fields before
+//! mutation. The API server itself warns of unknown fields or refuses them, as the client asks
+//! (KEP-2885).
 
 use serde_json::{Map, Value, json};
 
@@ -14,8 +15,8 @@ use api::{LABEL_GLOBAL_POOL, LABEL_VID};
 const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
 
 /// Sets the labels that Harvester's own webhook sets, restores an omitted status, and refuses
-/// common mistakes. Each refusal names the right form. The schema's own refusal would only name
-/// types. `vlan`: VLAN ID of the pool's network; `None`: not known.
+/// common mistakes. Each refusal says how to write the field. The schema's own refusal would only
+/// name types. `vlan`: VLAN ID of the pool's network; `None`: not known.
 pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let plain = request.subresource.is_empty() && !request.by_operator;
@@ -47,8 +48,8 @@ pub fn network(object: &Value) -> &str {
     object["spec"]["selector"]["network"].as_str().unwrap_or_default()
 }
 
-/// Restores an omitted status. If IPPool is served without a status subresource, a PUT without the
-/// status would delete the ledger without this restoration.
+/// Restores an omitted status. If the status of IPPools is not a subresource, a PUT that omits the
+/// status would otherwise delete the ledger.
 fn restore_status(new: &mut Value, old: &Value) {
     let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
     if (new["status"].is_null() || new["status"].is_object())

@@ -11,7 +11,7 @@ use api::Range;
 
 /// Longest warning, in characters. Kubernetes recommends this maximum.
 const LONGEST: usize = 120;
-/// Maximum number of warnings in one answer about addresses that the cluster itself uses.
+/// Maximum number of warnings about addresses that the cluster itself uses, in one answer.
 const FEW: usize = 3;
 
 /// Adds warnings about the pool's ranges and selector to an answer. Must be called only for an
