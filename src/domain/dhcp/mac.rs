@@ -10,8 +10,7 @@ pub struct Mac(pub [u8; 6]);
 impl Mac {
     /// Broadcast address, which all stations accept.
     pub const BROADCAST: Self = Self([0xff; 6]);
-    /// Zero address. An ARP request has this value in the field for the hardware address that it
-    /// asks for.
+    /// Zero address. An ARP request has this value in the field for the target's hardware address.
     pub const UNKNOWN: Self = Self([0; 6]);
 
     /// Whether the address is that of one station, not of a group.

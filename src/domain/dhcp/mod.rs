@@ -3,12 +3,13 @@
 //! The client of a lease does not answer ARP for the leased address, because a guest or kube-vip
 //! announces the address. If a server sent its answer to this address, the client would not receive
 //! the answer. To renew a lease, the client therefore sends the request of a client that has
-//! restarted (INIT-REBOOT). The server answers this request to the hardware address of the client.
+//! restarted (INIT-REBOOT). The server then sends its answer to the client's hardware address.
 //!
 //! Invariants:
 //!
 //! * No received frame causes a panic.
-//! * Only a message whose xid, hardware address and client identifier were checked changes a lease.
+//! * A message changes a lease only after its xid, hardware address and client identifier were
+//!   checked.
 //! * An address may be used only after it was written into the client's DHCPLease.
 
 mod client;

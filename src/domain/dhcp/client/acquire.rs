@@ -20,11 +20,11 @@ const SILENT_TRIES: u32 = 3;
 /// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
 /// to them.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals, since the client last held an address, after which it no longer prefers an
-/// address. After that, the client requests neither its former address nor the address `wish` of
-/// its options.
+/// Number of refusals after which the client no longer prefers an address. Only refusals since the
+/// client last held an address count. After that many, the client requests neither its former
+/// address nor the address `options.wish`.
 const MOST_WISHES: u32 = 2;
-/// Upper limit of the pause after the first refusal. It is short, because one refusal may be
+/// Upper limit of the pause after the first refusal. The pause is short, because one refusal may be
 /// normal. For example, a server offers the same address to two clients, and then refuses one of
 /// them.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -64,8 +64,8 @@ pub struct Requesting {
 
 impl DhcpClient {
     /// Offer that the client prefers: its former address, from the server that granted this
-    /// address. If the client has no former address, it prefers the address `wish` of its options,
-    /// from any server. `None`: the client prefers no address.
+    /// address. If the client has no former address, it prefers the address `options.wish`, from
+    /// any server. `None`: the client prefers no address.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -133,9 +133,9 @@ impl DhcpClient {
         }
     }
 
-    /// Sends a REQUEST for the best offer: an offer of the preferred address. If there is none, an
-    /// offer of the server that granted the former address. If there is none either, the oldest
-    /// offer.
+    /// Sends a REQUEST for the best offer. An offer of the preferred address is the best. If there
+    /// is none, an offer of the server that granted the former address is the best. If there is
+    /// none either, the oldest offer is the best.
     fn take_best(&mut self, selecting: &Selecting) {
         let wish = self.wish();
         let dislike = |offer: &&Offer| match wish {
@@ -207,9 +207,8 @@ impl DhcpClient {
         }
     }
 
-    /// Makes the client hold the lease, and reports [`ClientEvent::Acquired`]. Before this call,
-    /// the ARP probe of the address must have shown that no other host has it, unless no probe is
-    /// needed.
+    /// Makes the client hold the lease, and reports [`ClientEvent::Acquired`]. If the address needs
+    /// an ARP probe, the probe must have shown before this call that no other host has the address.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);

@@ -6,8 +6,8 @@
 //! published, the client asks by ARP which stations have it, and stores the stations that answer.
 //! These stations count as the client's own announcers:
 //!
-//! * The client does not decline an address that is granted again if its own announcer answers the
-//!   probe.
+//! * If the client's own announcer answers the probe of an address that is granted again, the
+//!   client does not decline the address.
 //! * The client reports a lost address that its own announcer still announces.
 //!
 //! If ARP probes are off ([`ProbeTiming::OFF`](super::ProbeTiming::OFF)), the client sends none of
@@ -29,8 +29,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Interval between two ARP questions about a lost or kept address. The first question about a lost
 /// address follows one interval after the loss.
 const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
-/// Number of consecutive ARP questions about a lost address that no known announcer has answered.
-/// After this number, the address counts as no longer announced.
+/// Number of consecutive ARP questions about a lost address. If no known announcer answers any of
+/// them, the address counts as no longer announced.
 const MOST_SILENT: u32 = 3;
 
 /// Subject of the ARP questions about an address.
@@ -52,9 +52,9 @@ pub struct AddressInquiry {
     subject: InquirySubject,
     /// Whether a question was sent, and the time for its answers is not over.
     pub waits: bool,
-    /// Number of consecutive questions with the same result. For a lost address: no known announcer
-    /// has answered. For a kept address: several hosts have answered, and one of them is not a
-    /// known announcer.
+    /// Number of consecutive questions with the same result. For a lost address, this result is
+    /// that no known announcer has answered. For a kept address, it is that several hosts have
+    /// answered, and one of them is not a known announcer.
     pub tally: u32,
     pub next: Duration,
 }
@@ -101,7 +101,7 @@ impl DhcpClient {
     }
 
     /// Plans ARP questions about a lost address, if its announcers are known. The questions end
-    /// after `MOST_SILENT` consecutive questions that no announcer has answered.
+    /// when no known announcer has answered `MOST_SILENT` of them in a row.
     pub(super) fn ask_after_loss(&mut self) {
         self.still = None;
         let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());

@@ -1,14 +1,14 @@
 //! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart.
 //!
-//! Each question to a server is a REQUEST in the form of a client that has restarted (INIT-REBOOT).
-//! If the client reaches the lease's server without a router, the first questions go to this server
-//! alone, because another authoritative server would refuse at once. Later questions go to all
-//! servers. Invariants:
+//! Each question to a server is a REQUEST as a restarted client sends it (INIT-REBOOT). If the
+//! client reaches the lease's server without a router, the first questions go to this server alone,
+//! because another authoritative server would refuse at once. Later questions go to all servers.
+//! Invariants:
 //!
 //! * The client holds the lease until its expiry, even without answers. The client loses the lease
 //!   earlier only if a server refuses the address (NAK), or grants another address.
-//! * A refusal by a server other than the lease's counts only after several questions to all
-//!   servers. If the lease has an expiry, T2 must also have passed.
+//! * A refusal by the lease's own server counts at once. A refusal by another server counts only
+//!   after several questions to all servers. If the lease has an expiry, T2 must also have passed.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use super::{ClientPhase, DhcpClient};
 /// Maximum number of REQUESTs that are sent only to the server that granted the lease. Later
 /// REQUESTs go to all servers.
 const ALONE: u32 = 2;
-/// Number of broadcast REQUESTs that the server of the lease must leave unanswered. After that
-/// many, the client accepts a grant of another server, even before T2.
+/// Number of broadcast REQUESTs after which the client accepts a grant of another server, even
+/// before T2. The server of the lease has answered none of these REQUESTs.
 const BEFORE_OTHERS_GRANT: u32 = 2;
 /// Number of broadcast REQUESTs that must be sent before the client accepts a refusal (NAK) of a
 /// server that did not grant the lease. If the lease has an expiry, T2 must also have passed.
@@ -211,10 +211,10 @@ impl DhcpClient {
         }
     }
 
-    /// Takes or ignores an offer that answers the DISCOVER which was sent beside a REQUEST. Only an
-    /// offer of the address that the client holds is taken. If the server that granted the lease
-    /// offers another address, a kept address counts as lost: this server may grant the kept
-    /// address to another client.
+    /// Takes or ignores an offer that answers the DISCOVER which was sent beside a REQUEST. The
+    /// client takes only an offer of the address that it holds. If the lease's own server offers
+    /// another address, a kept address counts as lost: this server may grant the kept address to
+    /// another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

@@ -5,18 +5,17 @@
 //! announce the address in any case, and an absent DHCP server is likelier than an address that is
 //! granted twice. The client therefore keeps the address, so that traffic is not interrupted, and
 //! continues to ask servers for it. The address is lost when a server refuses it, or when the
-//! lease's own server offers another address. Invariant: if a host that is not a known announcer
-//! also has the address, the address is lost after two consecutive ARP questions that both hosts
-//! answer.
+//! lease's own server offers another address. Invariant: the address is lost after two consecutive
+//! ARP questions that several hosts answer, if one of these hosts is not a known announcer.
 
 use super::super::{ClientTrouble, LossCause, Mac};
 use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Number of consecutive ARP questions about a kept address that several stations must answer,
-/// before the address is lost to another host. When an announcer moves to another node, two
-/// stations answer only one question.
+/// Number of consecutive ARP questions about a kept address. If several stations answer each of
+/// them, the address is lost to another host. When an announcer moves to another node, two stations
+/// answer only one question.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {

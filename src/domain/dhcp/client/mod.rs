@@ -7,8 +7,8 @@
 //! * If the lease has expired, the client loses or keeps its address before it handles an input.
 //! * A new address may be used only after its record was written ([`DhcpClient::recorded`]).
 //!
-//! Times are offsets on one clock that cannot be set and runs on while the host sleeps
-//! (`CLOCK_BOOTTIME`); if the clock seems to run backwards, it counts as stopped.
+//! Times are offsets on one clock (`CLOCK_BOOTTIME`). This clock cannot be set, and it runs on
+//! while the host sleeps. If the clock seems to run backwards, it counts as stopped.
 
 mod acquire;
 mod address_inquiry;
@@ -44,8 +44,8 @@ use recorded_lease::FormerAddress;
 pub use recorded_lease::RecordedLease;
 use releasing::PendingRelease;
 
-/// Time after the loss of an address for which a guest or kube-vip may still announce it. An
-/// address that is granted again within this time is not probed, because the announcer would
+/// Time for which a guest or kube-vip may still announce an address after its loss. If the address
+/// is granted again within this time, the client does not probe it, because the announcer would
 /// answer.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
@@ -60,7 +60,7 @@ enum ClientPhase {
     /// The client does nothing until T1.
     Bound,
     Confirming(Confirming),
-    /// Question by ARP, before a RELEASE, whether a station still has the address.
+    /// Question by ARP before a RELEASE: whether a station still has the address.
     Parting(PendingRelease),
     /// The lease has ended. `Some`: time of a second RELEASE of this lease. `None`: no second one.
     Released(Option<(Duration, GrantedLease)>),
@@ -415,7 +415,7 @@ impl DhcpClient {
     }
 
     /// Reports a message of another client that has this client's hardware address. A message with
-    /// an `xid` that this client has used is its own, returned by a loop in the network.
+    /// an `xid` that this client has used is this client's own. A loop in the network returned it.
     fn receive_client_message(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

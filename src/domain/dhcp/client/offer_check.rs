@@ -82,9 +82,9 @@ pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault>
     found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
 }
 
-/// Fault of an address that is the first or the last one of its subnet. No host may have these two
-/// addresses if the length of the subnet's prefix, `prefix`, is 30 or less. `None`: the address has
-/// no such fault.
+/// Fault of an address that is the first or the last one of its subnet. `prefix`: length of the
+/// subnet's prefix. No host may have these two addresses if this length is 30 or less. `None`: the
+/// address has no such fault.
 fn edge(address: Ipv4Addr, prefix: u8) -> Option<OfferFault> {
     if prefix > 30 {
         return None;

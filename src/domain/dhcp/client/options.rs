@@ -19,14 +19,14 @@ pub struct ClientOptions {
     /// Maximum time over which clients spread their first messages, if they resume their leases at
     /// the same time. For a lease that ends soon, the maximum is a quarter of its remaining time.
     pub resume_within: Duration,
-    /// Place of this client's messages in a time range: see [`super::super::phase`]. Clients with
-    /// different phases send their first messages and renewals at different times.
+    /// Position of this client's messages in a time range: see [`super::super::phase`]. Clients
+    /// with different phases send their first messages and renewals at different times.
     pub phase: u32,
-    /// Whether each message asks servers to broadcast their answers. `false`: a message asks for
-    /// this only while the client's address may be in use. The option is for dnsmasq on a router.
-    /// When dnsmasq grants an address by unicast, it writes an ARP entry for the address (SIOCSARP,
-    /// src/dhcp.c). Then the router would send the address's traffic to this client, which does not
-    /// serve the address.
+    /// Whether each message asks servers to broadcast their answers. `false`: a message asks for a
+    /// broadcast only while the client's address may be in use. The option is for dnsmasq on a
+    /// router. When dnsmasq grants an address by unicast, it writes an ARP entry for the address
+    /// (SIOCSARP, src/dhcp.c). Then the router would send the address's traffic to this client,
+    /// which does not serve the address.
     pub broadcast: bool,
     /// Subnets from which addresses may be leased. Empty: any address may be leased.
     pub subnets: Arc<[Ipv4Net]>,

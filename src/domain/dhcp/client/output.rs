@@ -15,8 +15,8 @@ pub(super) const MOST_STATIONS: usize = 4;
 /// its order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
-    /// Send this complete Ethernet frame. The sockets of
-    /// [`super::super::DhcpClient::listening`] must be open before that.
+    /// Send this complete Ethernet frame. The sockets of [`super::super::DhcpClient::listening`]
+    /// must be open first.
     Send(Vec<u8>),
     /// Write this record into the DHCPLease, then call [`super::super::DhcpClient::recorded`]. A
     /// later record replaces an earlier one that is not written yet.
@@ -82,7 +82,7 @@ pub enum ClientTrouble {
     NoOffer,
     /// A server refused the address that was offered or leased.
     Refused,
-    /// Another host has the granted address. The value is the station of this host.
+    /// Another host has the granted address. The value is the station of the other host.
     AddressInUse(Mac),
     /// Ten or more addresses in a row were granted, and each was in use by another host. The value
     /// is the station that has the last of these addresses.
@@ -106,9 +106,9 @@ pub enum ClientTrouble {
     /// The lease has expired, because no server answered. The address is kept.
     Kept,
     /// The address was kept after the lease had expired. It is lost now, because another host also
-    /// has it. The value is the station of this host.
+    /// has it. The value is the station of the other host.
     Taken(Mac),
-    /// A server granted or offered another address than the client holds.
+    /// A server granted or offered an address that the client does not hold.
     Changed,
 }
 
@@ -153,7 +153,7 @@ pub enum LossCause {
     Nak,
     /// The address was kept after its lease had expired, and another host has it.
     Taken,
-    /// A server granted or offered another address than the client holds.
+    /// A server granted or offered an address that the client does not hold.
     Changed,
 }
 
@@ -192,7 +192,7 @@ pub enum ClientEvent {
         /// Time from the first REQUEST of the renewal to the grant.
         took: Duration,
     },
-    /// Another server than the one that granted the lease has renewed it.
+    /// A server renewed the lease, and this server had not granted the lease before.
     ServerChanged {
         /// Server that granted the lease before.
         from: Ipv4Addr,
@@ -210,8 +210,8 @@ pub enum ClientEvent {
     Nak {
         /// Server that sent the NAK.
         server: Ipv4Addr,
-        /// Whether the client accepted the refusal. A refusal of another server than the lease's
-        /// own is accepted only after several REQUESTs without an answer.
+        /// Whether the client accepted the refusal. If the server did not grant the held lease, the
+        /// client accepts its refusal only after several REQUESTs without an answer.
         heeded: bool,
     },
     /// The client declined the granted address, because another station has it.
@@ -262,9 +262,9 @@ pub enum IgnoreReason {
     Malformed,
     /// The frame does not concern this client. For example, the frame is for another client.
     NotOurs,
-    /// The client waits for no such answer, or the answer is of no use to it.
+    /// The client does not wait for this answer, or cannot use it.
     Unasked,
-    /// The answer is from another server than the one whose offer the client takes, or that granted
-    /// the lease. The client accepts no answer of this server, or not yet.
+    /// The answer is not from the server whose offer the client takes, or whose lease the client
+    /// holds. The client does not accept this answer, or does not accept it yet.
     OtherServer,
 }

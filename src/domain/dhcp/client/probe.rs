@@ -14,8 +14,8 @@ use super::{ClientPhase, DhcpClient};
 /// Pause between a DECLINE and the next DISCOVER, so that the server can process the DECLINE: RFC
 /// 2131, 3.1.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Number of addresses declined in a row after which the pause is [`CONFLICTS_PAUSE`]:
-/// `MAX_CONFLICTS` of RFC 5227.
+/// Number of declined addresses in a row, `MAX_CONFLICTS` of RFC 5227. From this number on, the
+/// pause is [`CONFLICTS_PAUSE`].
 const MOST_CONFLICTS: u32 = 10;
 /// Pause after `MOST_CONFLICTS` declined addresses. RFC 5227 allows one new address each minute.
 /// But a server does not grant a declined address again for about a day. At one address each

@@ -69,8 +69,8 @@ impl DhcpClient {
     }
 
     /// Gives back an address that was published. The client first asks by ARP whether a station
-    /// still has it, and sends no RELEASE if one answers. It does not ask if ARP probes are off, or
-    /// if a station answers ARP for all addresses.
+    /// still has the address. If a station answers, the client sends no RELEASE. The client does
+    /// not ask if ARP probes are off, or if a station answers ARP for all addresses.
     pub(super) fn part_with(&mut self, lease: GrantedLease) {
         self.phase = if self.asks_by_arp() && self.options.proxy.is_none() {
             ClientPhase::Parting(PendingRelease { lease, sent: 0, next: self.now })

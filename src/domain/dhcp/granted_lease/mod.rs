@@ -1,7 +1,7 @@
 //! A granted lease, the times of its renewal (T1) and of its rebinding (T2), and its expiry.
 //!
-//! Times are offsets on one clock that cannot be set and runs on while the host sleeps. The lease
-//! time is counted from the client's request, not from the server's answer. Invariants:
+//! Times are offsets on one clock. This clock cannot be set, and it runs on while the host sleeps.
+//! The lease time is counted from the client's request, not from the server's answer. Invariants:
 //!
 //! * granted < T1 < T2 < expiry
 //! * T1 and T2 are at least a second after `granted`, so that they cause no busy loop.
@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::Mac;
 use super::wire::message::ServerReply;
 
-/// Lease time, in seconds, that means that the lease never expires.
+/// Lease time of a lease that never expires, in seconds.
 const FOR_EVER: u32 = u32::MAX;
 /// Interval at which the client asks the server to confirm a lease that never expires. The server
 /// may have lost its data about the lease.
@@ -105,8 +105,8 @@ impl GrantedLease {
     }
 
     /// Time of the next REQUEST, if no server answers the REQUEST that is sent at `now`. The wait
-    /// between the two is at least [`Self::shortest_wait`], but never goes beyond T2 or the expiry.
-    /// Within these limits, the wait is:
+    /// between the two REQUESTs is at least [`Self::shortest_wait`], but never goes beyond T2 or
+    /// the expiry. Within these limits, the wait is:
     ///
     /// * before T2: half of the time until T2
     /// * after T2: half of the time until the expiry

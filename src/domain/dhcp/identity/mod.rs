@@ -6,8 +6,8 @@
 //! from facts that stay the same when a LoadBalancer is deleted and created again: the cluster, the
 //! network, namespace and name. Invariant: the derived identity is the same in every process and
 //! every version. The identity is derived by a cryptographic hash, because tenants choose names.
-//! The hash prevents that a tenant finds a name that takes over the address of another tenant's
-//! LoadBalancer.
+//! With a weak hash, a tenant could find a name that gives the identity of another tenant's
+//! LoadBalancer, and could take over the address of that LoadBalancer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,8 +17,8 @@ use sha2::{Digest, Sha256};
 use super::Mac;
 use crate::object_fields::digest::hex;
 
-/// First part of the input of the hash from which an identity is derived. Another text would change
-/// all derived identities.
+/// First part of the hash's input. Identities are derived from this hash. A change of this part
+/// would change all derived identities.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
 /// Type octet of a client identifier with an IAID and a DUID: RFC 4361.
 const TYPE_DUID: u8 = 255;
@@ -28,8 +28,8 @@ const DUID_UUID: [u8; 2] = [0, 4];
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
 /// Maximum length of one label of a DNS name, in characters.
 const LABEL: usize = 63;
-/// Number of hexadecimal digits, from the hash of the identity, at the end of a host name that was
-/// cut because it was too long.
+/// Number of hexadecimal digits at the end of a host name that was too long and was cut. The digits
+/// are from the identity's hash.
 const TAIL: usize = 8;
 /// Type octet of a client identifier with an Ethernet address: RFC 2132.
 const TYPE_ETHERNET: u8 = 1;
@@ -80,20 +80,21 @@ impl FromStr for ClientId {
     }
 }
 
-/// Form of the client identifier that a client sends to DHCP servers.
+/// Form of the client identifier that a client sends to DHCP servers: a DUID, the hardware address,
+/// or no identifier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientIdForm {
     /// A DUID (RFC 4361). Each client has its own.
     #[default]
     Duid,
     /// The hardware address, after its type octet. Windows and several address managers use this
-    /// form as the key of reservations.
+    /// client identifier as the key of reservations.
     Mac,
     /// No client identifier. Servers then recognise the client by its hardware address.
     None,
 }
 
-/// Error: a text is not a form of client identifiers. The field holds this text.
+/// Error: a text is neither `duid`, `mac` nor `none`. The field holds this text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server sees")]
 pub struct NoForm(String);

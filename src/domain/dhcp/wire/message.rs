@@ -45,16 +45,17 @@ pub enum MessageKind {
     /// DISCOVER: asks all servers for an address. The value is the address that the client prefers.
     /// `None`: the client prefers no address.
     Discover(Option<Ipv4Addr>),
-    /// REQUEST: takes an offer. The first value is the offered address, the second one the server.
+    /// REQUEST: takes an offer. The first value is the offered address, the second one is the
+    /// server.
     Select(Ipv4Addr, Ipv4Addr),
-    /// REQUEST in the form of a client that has restarted (INIT-REBOOT). The value is the address
-    /// that servers are asked to confirm.
+    /// REQUEST as a restarted client sends it (INIT-REBOOT). The value is the address that servers
+    /// are asked to confirm.
     Confirm(Ipv4Addr),
     /// DECLINE: another host has the granted address. The first value is this address, the second
-    /// one the server that granted it.
+    /// one is the server that granted it.
     Decline(Ipv4Addr, Ipv4Addr),
     /// RELEASE: the client gives an address back. The first value is this address, the second one
-    /// the server that granted it.
+    /// is the server that granted it.
     Release(Ipv4Addr, Ipv4Addr),
 }
 
@@ -157,7 +158,7 @@ pub enum ReplyKind {
 pub struct ServerReply {
     /// Kind of the message.
     pub kind: ReplyKind,
-    /// Transaction ID of the client's message to which this is the answer.
+    /// Transaction ID of the client's message that the server answers.
     pub xid: u32,
     /// Address that the server offers or grants, `yiaddr`. In a NAK, this field has no meaning.
     pub address: Ipv4Addr,

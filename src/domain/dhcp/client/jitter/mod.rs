@@ -20,14 +20,14 @@ const LONGEST: Duration = Duration::from_secs(4);
 /// evenly.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Phase of the client with number `n`: its place in a time range, in units of 1/2^32 of the range.
-/// Clients with consecutive numbers are spread evenly over the range.
+/// Phase of the client with number `n`: its position in a time range, in units of 1/2^32 of the
+/// range. Clients with consecutive numbers are spread evenly over the range.
 pub const fn phase(n: u32) -> u32 {
     n.wrapping_mul(GOLDEN)
 }
 
-/// Time over which `clients` clients that begin together spread their first messages.
-/// [`super::super::ClientOptions::start_within`] gets this time.
+/// Time over which clients that begin together spread their first messages. `clients`: number of
+/// these clients. [`super::super::ClientOptions::start_within`] gets this time.
 pub fn start_within(clients: usize) -> Duration {
     EACH.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX)).min(LONGEST)
 }

@@ -1,9 +1,9 @@
 //! Ethernet, IPv4 and UDP around a DHCP message.
 //!
 //! The checksum of UDP is written, but not verified. A server on this same host leaves the checksum
-//! to the network card, but its frames do not pass through a network card, so they arrive without a
-//! valid checksum. Cookie, xid and hardware address are checked instead. The checksum of the IPv4
-//! header is verified.
+//! to the network card. But the server's frames do not pass through a network card, so they arrive
+//! without a valid checksum. Cookie, xid and hardware address are checked instead. The checksum of
+//! the IPv4 header is verified.
 
 use std::net::Ipv4Addr;
 
@@ -75,8 +75,8 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
     (port == CLIENT_PORT || port == SERVER_PORT).then_some(UdpDatagram { source, port, payload })
 }
 
-/// Hardware address of the client that sends or receives the DHCP message in a frame. The agent,
-/// whose socket serves all clients, gives the frame to this client. `None`: the frame has no DHCP
+/// Hardware address of the client that sends or receives the DHCP message in a frame. The agent has
+/// one socket for all clients, and gives the frame to this client. `None`: the frame has no DHCP
 /// message. The agent gives such a frame, for example ARP, to all clients that wait for ARP.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
