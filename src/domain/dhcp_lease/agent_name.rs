@@ -5,8 +5,8 @@
 
 use crate::object_fields::digest::sha256_hex;
 
-/// Maximum length of the readable part of an agent's name, in characters. A name of this part, a
-/// dash and the digest fits into a DNS label of 63 characters.
+/// Maximum length of the readable part of an agent's name, in characters. This part, a dash and the
+/// digest together fit into a DNS label of 63 characters.
 const READABLE: usize = 45;
 /// Length of the digest at the end of an agent's name, in characters.
 const DIGITS: usize = 8;
@@ -15,9 +15,9 @@ const DIGITS: usize = 8;
 pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
 
 /// Name of a network's agent. `network`: `namespace/name` of the NetworkAttachmentDefinition. The
-/// agent's Deployment has this name, and so has the Lease that the active pod of the agent holds in
-/// the operator's namespace. The name ends with a part of the SHA-256 of `network`, so that the
-/// agents of two networks do not have the same name.
+/// agent's Deployment has this name, and so has the agent's Lease in the operator's namespace. The
+/// active pod of the agent holds this Lease. The name ends with a part of the SHA-256 of `network`,
+/// so that the agents of two networks do not have the same name.
 pub fn agent_name(network: &str) -> String {
     let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));
     let cut: String = plain.chars().take(READABLE).collect();

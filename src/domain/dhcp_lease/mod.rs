@@ -2,12 +2,13 @@
 //! each record, and the conditions for publishing a recorded address.
 //!
 //! The host leases addresses on the networks that are declared for this purpose. While a network's
-//! agent is not active, LoadBalancers on this network wait for their addresses. The party that
-//! leases an address, host or announcer, is decided when a LoadBalancer gets its first address:
+//! agent is not active, LoadBalancers on this network wait for their addresses. Either the host or
+//! the announcer leases an address. This is decided when a LoadBalancer gets its first address:
 //!
 //! * The host continues to lease the address of a LoadBalancer that has a record.
-//! * The announcer continues to lease the address of a LoadBalancer at `0.0.0.0`, until the
-//!   LoadBalancer is created again, or until the host takes the lease over (`kube_vip_takeover`).
+//! * The announcer continues to lease the address of a LoadBalancer whose address is `0.0.0.0`,
+//!   until the LoadBalancer is created again, or until the host takes the lease over
+//!   (`kube_vip_takeover`).
 //!
 //! Invariants:
 //!
@@ -51,8 +52,8 @@ pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
 pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
 pub use retention::{RetentionStep, keep, without_finalizer};
 
-/// Largest assumed difference between the clocks of two machines. A Lease whose last renewal
-/// expired longer ago than this has been abandoned.
+/// Largest assumed difference between the clocks of two machines. A Lease has been abandoned if its
+/// last renewal expired longer ago than this difference.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
 /// Party that leases the address of a LoadBalancer. The annotation [`ANNOTATION_DHCP`] may choose
@@ -112,8 +113,8 @@ pub struct LeasingFacts<'a> {
     /// Service of the LoadBalancer. `None`: there is none. During a takeover, this is the Service
     /// for which the announcer has leased the address.
     pub service: Option<&'a service::StoredService>,
-    /// Whether the leader's term has just begun. The API server may have been unavailable before.
-    /// Then agents may not yet have written the renewals of that time.
+    /// Whether the leader's term has just begun. If the API server was unavailable before the term,
+    /// agents may not yet have written their renewals of leases.
     pub early: bool,
     /// Current time.
     pub now: DateTime<FixedOffset>,
@@ -135,7 +136,8 @@ pub struct AgentLease {
 }
 
 /// Whether the agent that holds the Lease is active. `silent_for`: time since a change of the Lease
-/// was last seen. `true`: an agent holds the Lease, and this time is shorter than its duration.
+/// was last seen. `true`: an agent holds the Lease, and `silent_for` is shorter than the Lease's
+/// duration.
 pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
@@ -251,9 +253,9 @@ fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     })
 }
 
-/// Whether a LoadBalancer without an address is on another network than its record, because the
-/// LoadBalancer was created again. `false` for a LoadBalancer that has an address, even if its
-/// annotations change later.
+/// Whether a LoadBalancer without an address and its record are on different networks. For example,
+/// the LoadBalancer was created again on another network. `false` for a LoadBalancer that has an
+/// address, even if its annotations change later.
 fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
 }
@@ -264,8 +266,8 @@ fn is_guests(lb: &LoadBalancer) -> bool {
     facts::has_address(lb) && facts::leased(lb).is_none()
 }
 
-/// Whether a LoadBalancer without an address requests another client identity than its record has.
-/// `false` for a LoadBalancer that has an address, even if its annotations change later.
+/// Whether a LoadBalancer without an address requests a client identity that its record does not
+/// have. `false` for a LoadBalancer that has an address, even if its annotations change later.
 fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }

@@ -14,19 +14,19 @@ use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 /// Next action on a record: keep it, or release its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetentionStep {
-    /// Do nothing. The LoadBalancer uses the record or is being deleted, or the record is being
-    /// deleted and waits for its agent.
+    /// Do nothing in three cases: the LoadBalancer uses the record, the LoadBalancer is being
+    /// deleted, or the record is being deleted and waits for its agent.
     Nothing,
     /// Decide again after this time has passed.
     Later(Duration),
-    /// Set `spec.releaseAfter` to this time. If no LoadBalancer uses the record then, the record is
-    /// deleted.
+    /// Set `spec.releaseAfter` to this time. If no LoadBalancer uses the record at this time, the
+    /// record is deleted.
     Leave(DateTime<FixedOffset>),
     /// Delete the record. Then its agent gives the address back.
     Delete,
     /// Remove the finalizer of a deleted record, although no agent has given its address back. This
-    /// is the next action only if no agent is active, and the record has no address or its lease
-    /// has expired by the wall clock.
+    /// action is possible only if no agent is active. Also, the record must have no address, or its
+    /// lease must have expired by the wall clock.
     Forget,
 }
 

@@ -5,14 +5,14 @@
 //! leased an address of the cluster itself, the cluster's traffic would go to the tenant's VMs
 //! (CVE-2020-8554).
 //!
-//! Two networks are the same if they have the same bridge and the same VLAN, as for pools. A
-//! published address stays published even if a pool's ranges now contain it, or if the CIDR or
-//! gateway of its network changed. A published address is withdrawn in these cases:
+//! Two networks are the same if they have the same bridge and the same VLAN. The same rule is valid
+//! for pools. A published address stays published even if a pool's ranges now contain it, or if the
+//! CIDR or gateway of its network changed. A published address is withdrawn in these cases:
 //!
 //! * A pool has allocated the address to another LoadBalancer.
 //! * An older LoadBalancer also publishes the address.
 //! * The cluster itself has the address. Ingress addresses of Services do not count here.
-//! * The address is the gateway that its own lease names.
+//! * The address's own lease names this address as the gateway.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -103,8 +103,8 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
 }
 
 /// Description of the object that has a reserved address. `None`: the address is on a Service whose
-/// owner is a LoadBalancer. If this LoadBalancer is not the one that is to publish the address,
-/// [`AddressUses::others`] contains it.
+/// owner is a LoadBalancer. [`AddressUses::others`] contains this LoadBalancer if another
+/// LoadBalancer is to publish the address.
 fn use_of(reserved: &Reserved) -> Option<&'static str> {
     match reserved {
         Reserved::Management(_) => Some("the cluster's management address"),

@@ -55,8 +55,8 @@ pub struct StoredDeployment {
 
 impl StoredDeployment {
     /// Command-line options of the agent in the stored Deployment, without the arguments that name
-    /// the network and the interface. `None`: the operator did not create the Deployment, or its
-    /// agent is for another network than `network`.
+    /// the network and the interface. `None`: the operator did not create the Deployment, or the
+    /// Deployment's agent is for a network other than `network`.
     pub fn options(&self, network: &str) -> Option<Vec<String>> {
         let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
         let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;

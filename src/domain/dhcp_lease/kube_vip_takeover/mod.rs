@@ -18,7 +18,7 @@ use crate::reason::{NoLease, TAKEOVER};
 use crate::vm_backends::listeners;
 use api::{Condition, LoadBalancer, READY};
 
-/// Time after the deletion of a Service in which kube-vip may still send the DHCPRELEASE.
+/// Time for which kube-vip may still send the DHCPRELEASE after the deletion of a Service.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
 /// Interval between two checks whether a takeover can continue.
 pub const AGAIN: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@
 //! valid.
 //!
 //! A NetworkAttachmentDefinition has no field for a status, so the annotation holds the status as
-//! JSON. It is written only when its content changes.
+//! JSON. The annotation is written only when the status changes.
 
 use chrono::{DateTime, FixedOffset};
 use serde::{Deserialize, Serialize};
@@ -38,8 +38,8 @@ pub struct AgentFacts<'a> {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct NetworkStatus {
-    /// Name of the pod that serves the network: it holds the Lease of the network's agent. Empty:
-    /// no pod serves the network.
+    /// Name of the pod that serves the network: this pod holds the Lease of the network's agent.
+    /// Empty: no pod serves the network.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     agent: String,
     /// Time at which the pod acquired the Lease of the network's agent. If this time is not known,

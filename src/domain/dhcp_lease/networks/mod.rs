@@ -1,5 +1,5 @@
-//! Networks on which the host leases addresses, as an admin declared them, and the party that
-//! creates their agents.
+//! Networks on which the host leases addresses, and the party that creates the agents of these
+//! networks. An admin declares the networks.
 //!
 //! A declaration is durable: it does not depend on whether an agent is active now. If another
 //! annotation of the network is not valid, the declaration still counts, and only new leases wait.
@@ -31,13 +31,13 @@ pub struct DhcpNetworks {
     /// namespace, a tenant may be able to write a NetworkAttachmentDefinition. The tenant could
     /// then start an agent, which has Linux capabilities.
     pub namespaces: BTreeSet<String>,
-    /// Network on which the host leases for VM load balancers that name no network,
-    /// `namespace/name`. Empty: there is no such network. This network must be a declared one, too.
+    /// Network on which the host leases for VM load balancers that name no network, as
+    /// `namespace/name`. The network must also be a declared one. Empty: there is no such network.
     pub default: String,
 }
 
-/// Form of a network. An agent can be attached to a network of the form [`NetworkForm::Bridge`]
-/// only.
+/// Form of a network. An agent can be attached only to a network of the form
+/// [`NetworkForm::Bridge`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NetworkForm {
     /// A bridge with untagged frames, or with frames of one VLAN.
@@ -108,7 +108,7 @@ impl DhcpDeclaration {
     /// Subnets from which addresses may be leased. Empty: any address may be leased.
     ///
     /// # Errors
-    /// The first part of the annotation that is not an IPv4 subnet.
+    /// The annotation's first entry that is not an IPv4 subnet.
     pub fn subnets(&self) -> Result<Vec<Ipv4Net>, &str> {
         let parts = self.subnets.split(',').map(str::trim).filter(|part| !part.is_empty());
         parts.map(|part| part.parse().map_err(|_| part)).collect()
@@ -126,11 +126,11 @@ impl DhcpDeclaration {
         }
     }
 
-    /// Form of client identifiers that the annotation requests. If the annotation is empty, the
+    /// Form of client identifiers that the annotation requests. An empty annotation requests the
     /// default form.
     ///
     /// # Errors
-    /// The value of the annotation is not a form of client identifiers.
+    /// The value of the annotation is neither `duid`, `mac` nor `none`.
     pub fn client_id_form(&self) -> Result<ClientIdForm, NoForm> {
         let text = self.client_id.as_str();
         if text.is_empty() { Ok(ClientIdForm::default()) } else { text.parse() }

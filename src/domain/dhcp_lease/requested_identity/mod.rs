@@ -6,7 +6,7 @@
 //! therefore the same client as kube-vip. Invariants:
 //!
 //! * An identity changes only with a new record.
-//! * A hardware address that may belong to another machine's hardware is never used.
+//! * The client never uses a hardware address that may belong to another machine's hardware.
 
 use std::net::Ipv4Addr;
 
@@ -195,7 +195,7 @@ impl RequestedIdentity {
             && self.address.is_none_or(|address| addresses.contains(&Some(&address.to_string())))
     }
 
-    /// IPv4 address that the user requests. A client that had no address before asks the server for
+    /// IPv4 address that the user requests. A client without a former address asks the server for
     /// this address.
     pub const fn address(&self) -> Option<Ipv4Addr> {
         self.address
