@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use api::MANAGED_BY;
 
-/// Annotation of a CRD, as JSON: the CRD's `spec.versions`, and Helm's label and annotations, as
-/// they were before the operator put its own form into the CRD.
+/// Annotation of a CRD. The value is JSON with the CRD's `spec.versions`, and with Helm's label and
+/// annotations, from before the operator put its own form into the CRD.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
-/// Annotation of IPPool's CRD, written when a replica of the operator removes the status
-/// subresource because another controller leads.
+/// Annotation of IPPool's CRD. A replica of the operator removes the status subresource when
+/// another controller leads, and marks the CRD with this annotation.
 pub const ANNOTATION_STATUS_REMOVED: &str = "loadbalancer.harvesterhci.io/status-removed";
 /// Annotations with the name and the namespace of the Helm release to which an object belongs.
 const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-namespace"];
@@ -25,8 +25,8 @@ pub enum CrdForm {
     Expected,
     /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
-    /// A form of another program, which has replaced the operator's form, for example in an upgrade
-    /// of Harvester.
+    /// A form of another program. This form has replaced the operator's form, for example in an
+    /// upgrade of Harvester.
     Replaced,
 }
 
@@ -41,7 +41,8 @@ pub fn form(stored: &Value) -> CrdForm {
 }
 
 /// Merge patch that puts the versions `ours` back into the CRD `stored`, after other versions have
-/// replaced them. Helm's label and annotations do not change, and neither do their recorded values.
+/// replaced them. Helm's label and annotations do not change. Their recorded values do not change
+/// either.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let record = annotations[ANNOTATION_FORM].as_str();
@@ -116,9 +117,9 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     patch
 }
 
-/// Merge patch that puts back the versions, and Helm's label and annotations, that [`adopted`]
-/// recorded. If Harvester's chart has already put a form of its own back, the CRD keeps that form,
-/// which may be newer than the recorded form. `None`: there is no record.
+/// Merge patch that puts back what [`adopted`] recorded: the versions, and Helm's label and
+/// annotations. If Harvester's chart has already put back a form of its own, the CRD keeps that
+/// form. Harvester's form may be newer than the recorded form. `None`: there is no record.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let record = metadata["annotations"][ANNOTATION_FORM].as_str()?;

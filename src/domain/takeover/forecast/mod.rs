@@ -1,7 +1,8 @@
 //! Forecast of what the operator does with stored pools and LoadBalancers when it starts.
 //!
-//! Invariant: the forecast has no rules of its own. The pools are read into the [`PoolAllocator`]
-//! as at the start of a term, and each LoadBalancer asks for its address as at the start of a term.
+//! Invariant: the forecast has no rules of its own. The pools are read into the [`PoolAllocator`],
+//! and each LoadBalancer asks for its address. Both are done in the same way as at the start of a
+//! term.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -46,8 +47,8 @@ pub enum Effect {
     Repairs,
 }
 
-/// A fault of an object, or a difference between the operator and Harvester's Go controller that
-/// concerns the object.
+/// A fault of an object, or a difference in how the operator and Harvester's Go controller treat
+/// the object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForecastFinding {
     /// Effect that the operator's start has on the object.
@@ -81,7 +82,7 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Number of addresses of LoadBalancers that change or are lost when the operator starts.
+    /// Number of LoadBalancers whose address changes or is lost when the operator starts.
     pub fn changes(&self) -> usize {
         self.findings.iter().filter(|finding| finding.effect == Effect::Changes).count()
     }
@@ -138,8 +139,8 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     forecast
 }
 
-/// Finding for a repair of a ledger. `None`: two LoadBalancers publish one address, and the
-/// LoadBalancer that loses the address has its own finding for this.
+/// Finding for a repair of a ledger. `None`: two LoadBalancers publish one address. Another finding
+/// reports the LoadBalancer that loses the address.
 fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     let text = match repair {
         LedgerRepair::Restored(Claim { ip, .. }, owner) => format!(

@@ -29,15 +29,15 @@ pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-
 /// Sub-chart of Harvester's chart that installs Harvester's Go controller for load balancers
 /// (harvester: `deploy/charts/harvester/Chart.yaml`).
 pub const SUB_CHART: &str = "harvester-load-balancer";
-/// Finalizers of Harvester's Go controller on VMs, which are not the operator's objects. For each
-/// handler, the controller's library wrangler adds one finalizer to each object that it sees
-/// (`pkg/generic/remove.go`, `OnRemove`).
+/// Finalizers of Harvester's Go controller on VMs. VMs are not the operator's objects. For each
+/// handler, the controller's library wrangler adds one finalizer to each object that the handler
+/// sees (`pkg/generic/remove.go`, `OnRemove`).
 pub const VM_FINALIZERS: [&str; 2] = [
     "wrangler.cattle.io/harvester-lb-vm-controller",
     "wrangler.cattle.io/harvester-lb-vmi-controller",
 ];
 
-/// A program that a take-over, or the way back, stops or starts.
+/// A program that is stopped or started by a take-over, or by the way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeoverProgram {
     /// Harvester's Go controller for load balancers.
@@ -65,8 +65,8 @@ pub struct Deployment {
     pub name: String,
     /// `spec.replicas`.
     pub wanted: i32,
-    /// Number of pods that exist, including pods that are being deleted, which may still lead, or
-    /// change the webhook configurations. `status.replicas` does not count these pods.
+    /// Number of pods that exist, including pods that are being deleted. Such pods may still lead,
+    /// or change the webhook configurations. `status.replicas` does not count such pods.
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
@@ -96,8 +96,8 @@ impl ManagedChart {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
-    /// Merge patch that puts back the recorded values of the sub-chart. A value that the record
-    /// lacks is null in the patch, which removes the present value. Null: there is no record.
+    /// Merge patch that puts back the recorded values of the sub-chart. If the record lacks a
+    /// value, the patch has null, which removes the present value. Null: there is no record.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -136,9 +136,9 @@ pub enum WayBack {
     /// No stored version has the status subresource, so the Go controller can work with the CRD.
     #[default]
     Open,
-    /// A form that the Go controller can work with is recorded in [`super::crds::ANNOTATION_FORM`].
+    /// A recorded form works with the Go controller: [`super::crds::ANNOTATION_FORM`].
     Recorded,
-    /// No form that the Go controller can work with is stored or recorded.
+    /// Neither the stored form nor a recorded form works with the Go controller.
     Closed,
 }
 
@@ -205,7 +205,7 @@ pub enum TakeoverStep {
     AwaitLease,
     /// Wait until the operator does not hold the Lease.
     AwaitLeaseFree,
-    /// Replace Harvester's form of the CRD of this name by the operator's, and record Harvester's.
+    /// Replace Harvester's form of this CRD by the operator's form, and record Harvester's form.
     AdoptCrd(String),
     /// Put back the recorded versions of the CRD of this name, with schemas and subresources.
     RestoreCrd(String),
@@ -241,8 +241,8 @@ impl TakeoverStep {
 pub enum Direction {
     /// The operator takes over from the Go controller.
     TakeOver {
-        /// Whether the operator's CRDs replace Harvester's. A CRD with a recorded former form is
-        /// replaced even if `crds` is false.
+        /// Whether the operator's CRDs replace Harvester's CRDs. A CRD with a recorded former form
+        /// is replaced even if `crds` is false.
         crds: bool,
     },
     /// The Go controller takes over from the operator.
@@ -389,7 +389,7 @@ impl TakeoverState {
         self.crds.iter_mut().filter(|crd| crd.name == name).for_each(change);
     }
 
-    /// Changes this state as `step` changes the cluster if the step succeeds.
+    /// Changes this state in the same way as a successful `step` changes the cluster.
     fn carry_out(&mut self, direction: Direction, step: &TakeoverStep) {
         match step {
             TakeoverStep::KeepCrd(name) => self.change_crd(name, |crd| crd.is_kept = true),
