@@ -1,5 +1,5 @@
-//! Limits on the data about a LoadBalancer that this process holds in memory, writes and reports,
-//! however large the stored object is.
+//! Limits on the data that this process holds in memory, writes and reports about a LoadBalancer.
+//! The limits do not depend on the size of the stored object.
 //!
 //! The schema and admission refuse larger objects. But they have not checked objects that were
 //! stored before these limits existed, or objects under Harvester's own CRD, which has no limits.
@@ -103,8 +103,8 @@ pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     format!("sha256:{}", hex(&hash.finalize()))
 }
 
-/// Whether `stored`, a list in an object that [`trim`] may have cut, equals `list` or contains only
-/// the [`digest`] of `list`.
+/// Whether `stored` equals `list`, or contains only the [`digest`] of `list`. `stored`: a list in
+/// an object that [`trim`] may have cut.
 pub fn is_list(stored: &[String], list: &[String]) -> bool {
     if list.len() > LONGEST_LIST && stored.len() == 1 {
         return stored[0] == digest(list.iter().map(String::as_str));

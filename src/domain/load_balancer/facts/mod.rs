@@ -32,7 +32,7 @@ pub struct LbSurroundings {
     /// Project of the LoadBalancer's namespace.
     pub project: Project,
     /// Network of the guest cluster's VMs, if these VMs determine the LoadBalancer's network.
-    /// `None`: they do not, or their network is not known.
+    /// `None`: the VMs do not determine it, or the network of the VMs is not known.
     pub vm_network: Option<String>,
 }
 
@@ -170,8 +170,8 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     Some(Claim { pool, ip })
 }
 
-/// Address in the status that the host leased for the LoadBalancer. `None`: the status has no
-/// address, the address is from a pool, or the announcer leases the address.
+/// Address that the host leased for the LoadBalancer, from the LoadBalancer's status. `None`: the
+/// status has no address, the address is from a pool, or the announcer leases the address.
 pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {

@@ -27,8 +27,9 @@ pub use moving::{keep_old_address, may_lead_to, moves_from};
 pub enum AddressOutcome {
     /// The address comes from a pool. The value is the answer of the pools' ledgers.
     Pool(ClaimResult),
-    /// The announcer leases the address by DHCP. The text is the reason why the announcer leases,
-    /// and not the host. `None`: an earlier reconcile decided this and stored the reason.
+    /// The announcer leases the address by DHCP. The text is the reason why the announcer leases
+    /// the address and the host does not. `None`: an earlier reconcile decided this, and stored the
+    /// reason.
     Guest(Option<String>),
     /// The host leases the address by DHCP. The value is the address that may be published, or the
     /// reason why there is none.
@@ -114,8 +115,7 @@ pub fn patch(
     Some(Value::Object(patch))
 }
 
-/// Whether the only change of `patch`, a patch by [`patch()`] of `lb`, is that it adds
-/// `status.endpoints`.
+/// Whether `patch` only adds `status.endpoints`. `patch`: a patch of `lb` that [`patch()`] made.
 pub fn adds_only_counts(lb: &LoadBalancer, patch: &Value) -> bool {
     let has_only = |part: &str, field: &str| {
         patch[part].as_object().is_some_and(|fields| fields.keys().eq([field]))
@@ -204,8 +204,8 @@ fn allocated(old: &AllocatedAddress, outcome: &AddressOutcome) -> AllocatedAddre
     }
 }
 
-/// The patch of the fields of `allocatedAddress` that this operator uses. If `new` has no address,
-/// the patch is `null`, which removes the present value.
+/// The patch of `allocatedAddress`, with the fields that this operator uses. If `new` has no
+/// address, the patch is `null`, which removes the present value.
 fn allocated_patch(new: &AllocatedAddress) -> Value {
     if new.ip.is_none() {
         return Value::Null;
@@ -213,7 +213,7 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
     json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
 }
 
-/// The patch of the `status.address` of a LoadBalancer without a Service of the operator. `address`
+/// The patch of `status.address` for a LoadBalancer that has no Service of the operator. `address`
 /// is the present value. Returns `None` if the value stays.
 /// * Type vm: if the LoadBalancer has lost its address, the value is removed, because no Service
 ///   announces the address.
@@ -236,9 +236,10 @@ fn address_patch(
     }
 }
 
-/// The patch of a vm LoadBalancer's `status.address`, whose present value is `address`: the address
-/// at which its Service is announced, even if another address was requested. Returns `None` if the
-/// value stays. During a change of pools, the old address stays until the new address is announced.
+/// The patch of a vm LoadBalancer's `status.address`. `address`: the present value. The new value
+/// is the address at which the Service is announced, even if another address was requested. Returns
+/// `None` if the value stays. During a change of pools, the old address stays until the new address
+/// is announced.
 fn announced_patch(address: Option<&str>, report: &ServingStatus) -> Option<Value> {
     if report.moving_from.is_some() {
         return None;
@@ -324,9 +325,9 @@ fn keeps(ip: &str, wait: &NoAddressReason) -> String {
     format!("the LoadBalancer keeps {ip}: {}", wait.message())
 }
 
-/// Merge patch with the condition `Ready` that says that another controller, `holder`, leads.
-/// `None`: the LoadBalancer has an address, is being deleted, has a condition `Ready` with another
-/// reason, or already has this condition.
+/// Merge patch with the condition `Ready` that says that another controller leads. `holder`: name
+/// of the other controller. `None`: the LoadBalancer has an address, is being deleted, has a
+/// condition `Ready` with another reason, or already has this condition.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

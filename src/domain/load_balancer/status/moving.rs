@@ -16,7 +16,8 @@ pub fn moves_from(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<Claim> 
     facts::published(lb).filter(|old| old != claim)
 }
 
-/// Whether traffic to the address may still arrive at the LoadBalancer's own Service, `own`. Cases:
+/// Whether traffic to the address may still arrive at the LoadBalancer's own Service, `own`. `true`
+/// in these cases:
 /// * the Service is announced at the address;
 /// * the Service requests the address;
 /// * the Service is not announced at any address yet, and the status still publishes the address.
