@@ -215,7 +215,7 @@ pub struct AnnouncedAt {
 #[derive(Resource, Clone, Debug, Default, Deserialize, Serialize)]
 #[resource(inherit = "FullNode")]
 pub struct Node {
-    /// Metadata: the labels name region and zone.
+    /// Metadata. The labels contain the region and the zone.
     pub metadata: ObjectMeta,
     /// Spec with the node's pod CIDRs.
     #[serde(default)]

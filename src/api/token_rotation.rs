@@ -431,8 +431,8 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub hash: Option<String>,
-    /// Earliest time when the credential is revoked. Unset: the workloads must first be restarted
-    /// for the new credential.
+    /// Time before which the operator does not revoke the old credential. Unset: the workloads must
+    /// first be restarted with the new credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,

@@ -119,8 +119,8 @@ impl RotationRun<'_> {
         if self.second.is_some() { plan.second() } else { plan }
     }
 
-    /// URL of the Rancher from the API key's Secret. `None`: the spec itself contains the URL, or
-    /// Rancher was not read.
+    /// URL of the Rancher, as read from the API key's Secret. `None`: the spec itself contains the
+    /// URL, or nothing was read from the Rancher.
     pub(super) fn named_url(&self) -> Option<String> {
         let server = self.rotation.spec.rancher.as_ref()?;
         let session = self.session.as_ref().filter(|_| server.url.is_none())?;

@@ -90,9 +90,9 @@ impl CloudCredential {
         }
     }
 
-    /// New content of the cloud credential, without the replaced token that the present content
-    /// keeps beside the token in use. `None`: no token is kept. The error says why the content
-    /// cannot be made.
+    /// New content of the cloud credential, without its old token. The present content may have the
+    /// old token beside the token in use. `None`: the present content has no old token. The error
+    /// says why the new content cannot be made.
     pub fn without_kept(&self) -> Result<Option<String>, CredentialFault> {
         self.config.without_kept(&self.user)
     }

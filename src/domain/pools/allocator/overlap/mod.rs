@@ -238,8 +238,8 @@ impl PoolAllocator {
         self.overlaps.shared = shared;
     }
 
-    /// Holds back the address of a new claim in the other pools on the network of the claim's pool,
-    /// if the address is in their ranges.
+    /// Holds back the address of a new claim in every other pool that is on the same network as the
+    /// claim's pool and has the address in its ranges.
     pub(super) fn hold_back_elsewhere(&mut self, claim: &Claim) {
         let Some(beside) = self.overlaps.beside.get(&claim.pool) else { return };
         for name in beside {

@@ -171,9 +171,10 @@ impl PoolAllocator {
     }
 
     /// Reserves the addresses that a LoadBalancer holds or publishes. If the LoadBalancer neither
-    /// holds nor publishes one, records its former address as expected. A published address without
-    /// a claim is reserved only if `claim_of_deleted_pool` returns it. After a pool or a network
-    /// has moved to another segment, the caller must observe every LoadBalancer again.
+    /// holds nor publishes an address, adds its former address to the expected addresses. A
+    /// published address without a claim is reserved only if `claim_of_deleted_pool` returns it.
+    /// After a pool or a network has moved to another segment, the caller must observe every
+    /// LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
