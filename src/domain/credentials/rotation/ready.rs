@@ -57,9 +57,9 @@ pub enum ReadyReason {
     /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation. The
     /// text counts them.
     Renewed(String),
-    /// At least one credential should be replaced by a TokenRotation of its own, but is not. Such a
-    /// credential is a cloud credential of the API key's user, or the API key itself. The text
-    /// names the first few of them.
+    /// One or more credentials should be replaced by TokenRotations of their own, but are not.
+    /// Each is a cloud credential of the API key's user, or the API key itself. The text names the
+    /// first few of them.
     RenewedInPart(String),
     /// Another TokenRotation has precedence for the same credential. The text names that
     /// TokenRotation.
