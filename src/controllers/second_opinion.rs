@@ -33,7 +33,8 @@ use crate::prober::{Prober, survey};
 /// again, because a question names only some VMs, picked at random, and their state may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Reason of the Event at the end of a doubt: the VMs answer again, or are gone.
+/// Reason of the Event that ends a doubt about the prober, because the VMs answer again or are
+/// gone.
 const TRUSTED: &str = "ProberTrusted";
 
 /// Name and node of this replica, and its access to the Lease.

@@ -1,4 +1,5 @@
-//! Term of the agent: a single loop waits for all events and handles them one at a time.
+//! Work of the agent during one term: a single loop waits for all events and handles them one at a
+//! time.
 //!
 //! Events are frames, records, links, writes and deadlines. Each event goes to the clients that it
 //! concerns, and the outputs of these clients are executed at once ([`AgentTerm::act`]). No handler

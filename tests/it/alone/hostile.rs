@@ -23,9 +23,9 @@ const HOSTILE: usize = 1_000;
 const CREATES_AT_ONCE: usize = 4;
 /// Limit of the memory that they cost, at the peak.
 const MOST_MIB: u64 = 20;
-/// Longest wait of another tenant for an address while they are created, from the moment when a bare
-/// client's watch has its object, and beside the API server's own time: 0.3 s on an idle machine, 0.5
-/// s with every core busy.
+/// Longest wait of another tenant for an address while they are created. It begins when a bare
+/// client's watch has the object. It does not contain the API server's own time: 0.3 s on an idle
+/// machine, 0.5 s with every core busy.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// Successive calls until an object has its address: the create and its admission, the claim, the
 /// Service, the status, and the read.

@@ -57,9 +57,8 @@ pub enum ReadyReason {
     /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation. The
     /// text counts them.
     Renewed(String),
-    /// One or more credentials should be replaced by TokenRotations of their own, but are not.
-    /// Each is a cloud credential of the API key's user, or the API key itself. The text names the
-    /// first few of them.
+    /// Credentials that TokenRotations of their own should replace, but do not: cloud credentials
+    /// of the API key's user, or the API key itself. The text names the first few of them.
     RenewedInPart(String),
     /// Another TokenRotation has precedence for the same credential. The text names that
     /// TokenRotation.

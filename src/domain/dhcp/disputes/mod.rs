@@ -23,8 +23,8 @@ pub struct AddressDisputes {
 }
 
 impl AddressDisputes {
-    /// Adds a dispute: the station `by` has disputed the granted address `address`. `server`:
-    /// station that sent the grant. If the two stations differ, the dispute is not stored.
+    /// Adds a dispute of the granted address `address` by the station `by`, but only if `by` is
+    /// also `server`, the station that sent the grant.
     pub fn add(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {
         if by != server {
             return;

@@ -28,7 +28,7 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
 }
 
 /// Text that says why kube-vip does not announce the address. With the policy Local, kube-vip 1.2
-/// withdraws the address if no VM on the node of kube-vip's leader serves (`getAllEndpoints`,
+/// withdraws the address if the node of kube-vip's leader has no serving VM (`getAllEndpoints`,
 /// pkg/endpoints/endpoints_generic.go). kube-vip then leaves the Service's status and
 /// [`super::ANNOUNCING_NODE`] unchanged. `None`: the policy does not prevent the announcement, or
 /// it is not known that kube-vip announces the address.
