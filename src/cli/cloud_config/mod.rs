@@ -207,7 +207,7 @@ impl CredentialCommands {
         }
         match &make.revoke {
             Some(what) => self.revoke(guest, what, Some(&token)).await,
-            None => self.write_placeholder(guest, Some(&token), false).await,
+            None => self.write_placeholder(guest, Some(&token)).await,
         }
     }
 
@@ -271,14 +271,11 @@ impl CredentialCommands {
         kept: Option<&str>,
     ) -> anyhow::Result<()> {
         let names = [guest.token()];
-        let plain = guest.token();
-        let mut first_is_gone = *what == RevokeScope::Old;
         for _ in 0..ROUNDS {
             let found = self.api.found(guest, &names).await?;
             let revocation = revoke(guest, &found, what, kept)?;
             let mut changed = false;
             for removal in &revocation.removals {
-                first_is_gone |= removal.object.name == plain;
                 changed |= self.remove(removal).await?;
             }
             if changed {
@@ -288,7 +285,7 @@ impl CredentialCommands {
                 report_progress("nothing to revoke")?;
             }
             if !matches!(what, RevokeScope::All | RevokeScope::Gone) {
-                self.write_placeholder(guest, kept, first_is_gone).await?;
+                self.write_placeholder(guest, kept).await?;
             }
             ensure!(revocation.left.is_empty(), "not removed: {}", revocation.left.join("\n"));
             return Ok(());
@@ -349,21 +346,19 @@ impl CredentialCommands {
     }
 
     /// Creates or corrects the guest's placeholder. The placeholder takes the name of the guest's
-    /// first token Secret after that Secret was removed. `kept`: name of the Secret with the valid
-    /// token. `None`: the Secret with the newest valid token. `make`: whether a missing placeholder
-    /// is created.
+    /// first token Secret if that Secret does not exist. `kept`: name of the Secret with the valid
+    /// token. `None`: the Secret with the newest valid token.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,
         kept: Option<&str>,
-        make: bool,
     ) -> anyhow::Result<()> {
         for _ in 0..ROUNDS {
             let found = self.api.found(guest, &[guest.token()]).await?;
             let newest = found.valid(guest).last().map(|token| token.name.clone());
             let kept = kept.or(newest.as_deref());
             let Some(NamePlaceholder { old, copies, object }) =
-                guest_account::name_placeholder(guest, &found, kept, make)
+                guest_account::name_placeholder(guest, &found, kept)
             else {
                 return Ok(());
             };

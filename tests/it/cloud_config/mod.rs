@@ -134,6 +134,16 @@ impl Harvester {
         Ok(list)
     }
 
+    /// Token in the Secret `CLUSTER-token`. Harvester's UI hands out this token, and creates the
+    /// Secret if it is missing.
+    async fn token_for_the_ui(&self, cluster: &str) -> Result<String> {
+        let secrets: Api<Secret> = Api::namespaced(self.client(), "guests");
+        let found = secrets.get_opt(&format!("{cluster}-token")).await?;
+        let found = found.context("the UI would make a token of its own")?;
+        let token = found.data.unwrap_or_default().remove("token");
+        Ok(String::from_utf8(token.context("the UI would wait for ever")?.0)?)
+    }
+
     /// Waits until the kubeconfig's token is refused. The API server caches accepted tokens for
     /// some seconds.
     async fn dead(&self, kubeconfig: &str) -> Result<()> {

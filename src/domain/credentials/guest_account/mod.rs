@@ -16,6 +16,7 @@ mod name_placeholder;
 pub mod output;
 mod revoke;
 mod roles;
+mod token_name;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,6 +28,7 @@ pub use revoke::{ObjectRemoval, Revocation, RevokeScope, revoke};
 pub use roles::{
     CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, CsiAccess, SHARED_NAMESPACES, csi,
 };
+pub use token_name::wanted_token;
 
 use crate::object_fields::digest::sha256_hex;
 
@@ -94,7 +96,8 @@ impl GuestCluster {
         safe_name(&[&self.namespace, &self.cluster])
     }
 
-    /// Name of the token Secret that Harvester itself makes for the guest.
+    /// Name of the token Secret that Harvester itself makes for the guest: the guest's first token
+    /// Secret.
     pub fn token(&self) -> String {
         safe_name(&[&self.cluster, "token"])
     }
@@ -315,28 +318,6 @@ pub struct CreationStep {
     pub body: Value,
 }
 
-/// Name of the Secret whose token the guest gets. If `rotate` is false, the newest Secret with a
-/// valid token is used. If `rotate` is true, or no such Secret exists, the name is one that no
-/// token Secret of the guest had before. `stamp`: suffix that makes a name unique.
-pub fn wanted_token(
-    guest: &GuestCluster,
-    found: &ExistingObjects,
-    stamp: &str,
-    rotate: bool,
-) -> String {
-    let fresh = || safe_name(&[&guest.cluster, "token", stamp]);
-    if rotate {
-        return fresh();
-    }
-    if let Some(current) = found.valid(guest).last() {
-        return current.name.clone();
-    }
-    let plain = guest.token();
-    let was_used = found.own(guest).iter().any(|token| token.name == plain)
-        || found.taken.get(&plain).is_some_and(|taken| taken.stands_for.is_some());
-    if was_used { fresh() } else { plain }
-}
-
 /// Objects of the guest's credential that are missing, in the order in which they must be created.
 /// `token`: name of the token Secret. If the account is missing, the caller must create only the
 /// account, and then call this function again: the content of the other objects needs the account's
@@ -374,6 +355,11 @@ pub fn plan(
         name: token.to_owned(),
     };
     match found.tokens.iter().find(|there| there.name == token) {
+        None if found.taken.get(token).is_some_and(|taken| taken.stands_for.is_some()) => {
+            faults.push(format!(
+                "{secret} has become a placeholder while the command ran: run the command again"
+            ));
+        }
         None if found.taken.contains_key(token) => {
             faults.push(format!("{secret} exists, but is not a token Secret. {OTHER}"));
         }

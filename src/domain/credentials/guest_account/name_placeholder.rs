@@ -1,5 +1,4 @@
-//! Placeholder Secret. It takes the name of a guest's first token Secret, after the token in that
-//! Secret was revoked.
+//! Placeholder Secret. It takes the name of a guest's first token Secret if that Secret is missing.
 //!
 //! The token in a token Secret follows from the Secret's name and the account's UID. Rancher's UI
 //! asks for the Secret `<cluster>-token` at each upgrade of the guest. If that Secret is missing,
@@ -29,13 +28,12 @@ pub struct NamePlaceholder {
 
 /// Placeholder that must be created. `None`: no change is necessary, a foreign Secret has the name,
 /// or the account does not exist. `kept`: name of the Secret with the valid token. `None`: no token
-/// is valid. `make`: whether a missing placeholder is created. The caller sets `make` after the
-/// deletion of a token Secret with the placeholder's name.
+/// is valid. If no Secret has the name, a placeholder is created, because the account may have had a
+/// token Secret of that name.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,
     kept: Option<&str>,
-    make: bool,
 ) -> Option<NamePlaceholder> {
     found.account.as_ref()?;
     let name = guest.token();
@@ -48,7 +46,6 @@ pub fn name_placeholder(
         name: name.clone(),
     };
     let old = match found.taken.get(&name) {
-        None if !make => return None,
         None => None,
         Some(taken) => {
             // A Secret without the annotation of a placeholder is foreign, and is not changed.

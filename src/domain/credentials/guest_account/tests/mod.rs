@@ -220,6 +220,11 @@ fn foreign_objects_are_named() {
         f.taken.insert("blue-token".into(), ForeignSecret::default());
     };
     has(with(&taken), &["Secret guests/blue-token", "not a token Secret"]);
+    let placeholder = |f: &mut ExistingObjects| {
+        taken(f);
+        f.taken.get_mut("blue-token").unwrap().stands_for = Some("blue-token-2".into());
+    };
+    has(with(&placeholder), &["Secret guests/blue-token", "run the command again"]);
     has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
     // The existing ClusterRoleBinding, as Rancher's UI makes it, gives more than narrow rights. The
     // plan accepts this binding, but refuses the ClusterRole `CSI_SHARED`, because its rules
@@ -254,6 +259,35 @@ fn the_newest_valid_token_is_handed_out_and_no_name_comes_back() {
     let mut found = whole();
     found.tokens[0].account.1 = "u0".to_owned();
     assert_eq!(found.valid(&guest()), Vec::<&TokenSecret>::new());
+}
+
+#[test]
+fn the_first_name_is_used_only_for_a_new_account() {
+    let wanted = |found: &ExistingObjects| wanted_token(&guest(), found, "STAMP", false);
+    assert_eq!(wanted(&empty()), "blue-token");
+    // A token Secret that was deleted by hand leaves no trace. A run that ended before it made the
+    // Secret leaves the same objects.
+    let mut found = whole();
+    found.tokens.clear();
+    assert_eq!(wanted(&found), "blue-token-STAMP");
+    found.bindings.clear();
+    assert_eq!(wanted(&found), "blue-token-STAMP");
+    // The name of a foreign Secret is not avoided: the plan refuses it.
+    for (name, uid) in [("red", "u2"), ("blue", "u0")] {
+        let account = (name.to_owned(), uid.to_owned());
+        found.tokens = vec![TokenSecret { account, ..token("blue-token", NOW) }];
+        assert_eq!(wanted(&found), "blue-token", "{name} {uid}");
+    }
+    found.tokens.clear();
+    found.taken.insert("blue-token".into(), ForeignSecret::default());
+    assert_eq!(wanted(&found), "blue-token");
+    // The placeholder of an earlier account.
+    let stands_for = Some(String::new());
+    found = empty();
+    found
+        .taken
+        .insert("blue-token".into(), ForeignSecret { stands_for, ..ForeignSecret::default() });
+    assert_eq!(wanted(&found), "blue-token-STAMP");
 }
 
 fn going(found: &ExistingObjects, what: &RevokeScope, kept: Option<&str>) -> Vec<String> {
@@ -322,28 +356,28 @@ fn access_goes_first_and_the_last_trace_last() {
 }
 
 #[test]
-fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
-    let of = |found: &ExistingObjects, kept: Option<&str>, make| {
-        name_placeholder(&guest(), found, kept, make)
+fn a_stand_in_holds_the_name_of_a_first_token_that_is_missing() {
+    let of = |found: &ExistingObjects, kept: Option<&str>| {
+        name_placeholder(&guest(), found, kept)
             .map(|s| (s.old.is_some(), s.copies.unwrap_or_default()))
     };
     let mut found = whole();
-    assert_eq!(of(&found, Some("blue-token"), true), None, "the first token is there");
-    assert_eq!(of(&found, Some("blue-token-2"), true), None, "the first token is there");
+    assert_eq!(of(&found, Some("blue-token")), None, "the first token is there");
+    assert_eq!(of(&found, Some("blue-token-2")), None, "the first token is there");
     found.tokens = vec![token("blue-token-2", NOW)];
-    assert_eq!(of(&found, Some("blue-token-2"), false), None, "no first token was revoked");
-    assert_eq!(of(&found, Some("blue-token-2"), true), Some((false, "blue-token-2".into())));
-    assert_eq!(of(&found, None, true), Some((false, String::new())));
+    assert_eq!(of(&found, Some("blue-token")), None, "the first token was just made");
+    assert_eq!(of(&found, Some("blue-token-2")), Some((false, "blue-token-2".into())));
+    assert_eq!(of(&found, None), Some((false, String::new())));
     let mut holds = |what: Option<&str>| {
         let stands_for = what.map(str::to_owned);
         found
             .taken
             .insert("blue-token".into(), ForeignSecret { stands_for, ..ForeignSecret::default() });
-        of(&found, Some("blue-token-3"), false)
+        of(&found, Some("blue-token-3"))
     };
     assert_eq!(holds(Some("blue-token-3")), None);
     assert_eq!(holds(Some("blue-token-2")), Some((true, "blue-token-3".into())));
     assert_eq!(holds(None), None, "a foreign Secret");
     found.account = None;
-    assert_eq!(of(&found, None, true), None);
+    assert_eq!(of(&found, None), None);
 }

@@ -1,0 +1,40 @@
+//! Name of the Secret whose token a guest gets.
+//!
+//! A deleted token Secret leaves no trace: a user may have deleted it with kubectl, or a revocation
+//! may have ended early. Therefore the name without a suffix is used only for a new account. An
+//! account that exists may have had a token Secret of that name, even if the Secret is missing.
+
+use super::{ExistingObjects, GuestCluster, safe_name};
+
+/// Name of the Secret whose token the guest gets. If `rotate` is false, the newest Secret with a
+/// valid token is used. If `rotate` is true, or no such Secret exists, the name is one that no
+/// token Secret of the guest's account had before. Exception: if a foreign Secret has the name of
+/// the guest's first token Secret, the result is that name, so that the plan refuses the Secret.
+/// `stamp`: suffix that makes a name unique.
+pub fn wanted_token(
+    guest: &GuestCluster,
+    found: &ExistingObjects,
+    stamp: &str,
+    rotate: bool,
+) -> String {
+    let fresh = || safe_name(&[&guest.cluster, "token", stamp]);
+    if rotate {
+        return fresh();
+    }
+    if let Some(current) = found.valid(guest).last() {
+        return current.name.clone();
+    }
+    let plain = guest.token();
+    let is_new = found.account.is_none() && !found.taken.contains_key(&plain);
+    if is_new || is_foreign(guest, found, &plain) { plain } else { fresh() }
+}
+
+/// Whether a Secret named `name` exists that is neither a token Secret of the guest's present
+/// account nor a placeholder.
+fn is_foreign(guest: &GuestCluster, found: &ExistingObjects, name: &str) -> bool {
+    if let Some(taken) = found.taken.get(name) {
+        return taken.stands_for.is_none();
+    }
+    found.tokens.iter().any(|token| token.name == name)
+        && found.own(guest).iter().all(|own| own.name != name)
+}
