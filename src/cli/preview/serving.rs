@@ -178,7 +178,7 @@ impl PreviewTarget<'_> {
         };
         let ports = match &listeners {
             Ok(listeners) => Some(listeners::ports(listeners)),
-            Err(_) => self.own().map(StoredService::backend_ports),
+            Err(_) => self.own().map(|own| own.backend_ports(&slices)),
         };
         if let Some(ports) = ports.filter(|_| !matches!(state, ServiceState::Foreign(_))) {
             changes.extend(self.endpoints(wanted.family(), &ports, &slices, &backends));

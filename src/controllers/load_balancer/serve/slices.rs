@@ -83,9 +83,10 @@ impl ServiceTarget<'_> {
         family: AddressFamily,
         backends: &BackendCounts,
     ) -> Result<(), WriteObstacle> {
+        let slices = self.slices();
         match self.own() {
-            Some(service) if self.slices().iter().any(|slice| slice.family == Some(family)) => {
-                self.write_slices(family, &service.backend_ports(), backends).await
+            Some(service) if slices.iter().any(|slice| slice.family == Some(family)) => {
+                self.write_slices(family, &service.backend_ports(&slices), backends).await
             }
             _ => Ok(()),
         }

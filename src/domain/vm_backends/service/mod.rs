@@ -16,12 +16,14 @@ mod interface;
 pub mod settings;
 pub mod stored;
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use chrono::{DateTime, FixedOffset, TimeDelta};
 use serde_json::{Map, Value, json};
 
+use super::endpoint_slices::{SINK_PORT, StoredSlice};
 use super::endpoints::AddressFamily;
 use super::lb_identity::{LbIdentity, owner_reference};
 use super::ports::{EndpointPort, ListenerPort};
@@ -111,8 +113,8 @@ pub struct StoredPort {
     pub protocol: String,
     /// Port at the address of the LoadBalancer.
     pub port: i32,
-    /// Port of the endpoints (`targetPort`); 0 if `targetPort` is a name.
-    pub target: i32,
+    /// Port of the endpoints (`targetPort`), 1 to 65535. `None`: `targetPort` is a name.
+    pub target: Option<u16>,
     /// Port of every node, chosen by the API server; 0 if there is no such port.
     pub node_port: i32,
 }
@@ -184,17 +186,18 @@ impl StoredService {
         self.annotations.get(ANNOUNCING_NODE).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// Ports of the endpoints behind the Service, sorted.
-    pub fn backend_ports(&self) -> Vec<EndpointPort> {
-        let of = |port: &StoredPort| {
-            let target = u16::try_from(port.target).ok()?;
-            Some(EndpointPort {
-                name: port.name.clone(),
-                protocol: port.protocol.clone(),
-                port: target,
-            })
+    /// Ports of the endpoints behind the Service, sorted. `slices`: stored slices of the Service.
+    ///
+    /// If a `targetPort` is a name, the port keeps its number from `slices`. If `slices` have no
+    /// number either, the port gets [`SINK_PORT`], on which VMs do not answer. The port is not left
+    /// out, because the announcing node itself would then answer on it.
+    pub fn backend_ports<S: Borrow<StoredSlice>>(&self, slices: &[S]) -> Vec<EndpointPort> {
+        let of = |port: &StoredPort| EndpointPort {
+            name: port.name.clone(),
+            protocol: port.protocol.clone(),
+            port: port.target.or_else(|| port.number_in(slices)).unwrap_or(SINK_PORT),
         };
-        let mut ports: Vec<EndpointPort> = self.ports.iter().filter_map(of).collect();
+        let mut ports: Vec<EndpointPort> = self.ports.iter().map(of).collect();
         ports.sort();
         ports
     }
@@ -206,6 +209,17 @@ impl StoredService {
         let all = asked.chain([self.load_balancer_ip.as_str()]);
         let mut all = all.chain(self.ingress.iter().map(String::as_str));
         all.any(|ip| ip.trim().parse() == Ok(address))
+    }
+}
+
+impl StoredPort {
+    /// Number of the VMs' port in the slices of the Service. `None`: no slice has a number for this
+    /// port, or each slice has only the sink's.
+    fn number_in<S: Borrow<StoredSlice>>(&self, slices: &[S]) -> Option<u16> {
+        let ports = slices.iter().flat_map(|slice| &slice.borrow().ports);
+        let mut of_vms = ports.filter(|port| ![0, SINK_PORT].contains(&port.port));
+        let same = of_vms.find(|port| port.name == self.name && port.protocol == self.protocol);
+        same.map(|port| port.port)
     }
 }
 
@@ -378,7 +392,7 @@ fn patch(stored: &StoredService, wanted: &WantedService<'_>) -> Option<Value> {
                 listener.name.as_str(),
                 listener.protocol.as_str(),
                 i32::from(listener.port),
-                i32::from(listener.backend_port),
+                Some(listener.backend_port),
             )
     };
     let same = stored.ports.len() == wanted.listeners.len()

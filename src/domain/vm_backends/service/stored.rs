@@ -85,9 +85,9 @@ pub fn read_service(service: &Service) -> StoredService {
         protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
         port: port.port,
         target: match port.target_port {
-            Some(IntOrString::Int(target)) => target,
-            Some(IntOrString::String(_)) => 0,
-            None => port.port,
+            Some(IntOrString::Int(target)) => port_number(target),
+            Some(IntOrString::String(_)) => None,
+            None => port_number(port.port),
         },
         node_port: port.node_port.unwrap_or(0),
     };
@@ -118,6 +118,11 @@ pub fn read_service(service: &Service) -> StoredService {
             .take(MOST_INGRESS)
             .collect(),
     }
+}
+
+/// Converts the number of a port. `None`: the number is not 1 to 65535.
+fn port_number(number: i32) -> Option<u16> {
+    u16::try_from(number).ok().filter(|number| *number != 0)
 }
 
 /// Whether an announcer wrote this entry of the status. `false`: this operator wrote it.

@@ -38,8 +38,12 @@ fn endpoints() -> Vec<VmEndpoint> {
     vec![vm, draining, failing]
 }
 
+fn endpoint_port(name: &str, protocol: &str, port: u16) -> EndpointPort {
+    EndpointPort { name: name.into(), protocol: protocol.into(), port }
+}
+
 fn slice_ports() -> Vec<EndpointPort> {
-    vec![EndpointPort { name: "http".into(), protocol: "TCP".into(), port: 8080 }]
+    vec![endpoint_port("http", "TCP", 8080)]
 }
 
 #[test]
@@ -156,4 +160,32 @@ fn a_patch_makes_a_go_controllers_slice_sound() {
     let after = read_slice(&stored).2;
     assert!(after.sound);
     assert_eq!((&after.ports, &after.endpoints), (&slice_ports(), &endpoints));
+}
+
+/// Slices with port 0 would be stored, and kube-proxy would ignore the port. So the announcing node
+/// itself would answer.
+#[test]
+fn a_target_port_that_is_a_name_never_makes_a_port_0() {
+    let listeners = listeners();
+    let mut service = made(&wanted("10.0.0.100", &listeners));
+    let slice = |name: &str, protocol: &str, port| StoredSlice {
+        ports: vec![endpoint_port(name, protocol, port)],
+        ..StoredSlice::default()
+    };
+    let before = [slice("http", "TCP", 7777)];
+    let backend_port = |service: &Value, slices: &[StoredSlice]| {
+        let ports = read(service).backend_ports(slices);
+        assert_eq!(ports[0], endpoint_port("dns", "UDP", 53));
+        assert_eq!((ports.len(), ports[1].name.as_str()), (2, "http"));
+        ports[1].port
+    };
+    assert_eq!(backend_port(&service, &before), 8080, "a number of the Service counts first");
+    service["spec"]["ports"][0]["targetPort"] = json!("by-name");
+    assert_eq!(backend_port(&service, &before), 7777);
+    let sinks = [slice("http", "TCP", SINK_PORT), slice("http", "TCP", 7777)];
+    assert_eq!(backend_port(&service, &sinks), 7777, "another slice has the sink");
+    let others = [slice("www", "TCP", 1), slice("http", "UDP", 2), slice("http", "TCP", 0)];
+    assert_eq!(backend_port(&service, &others), SINK_PORT);
+    assert_eq!(backend_port(&service, &sinks[..1]), SINK_PORT);
+    assert_eq!(backend_port(&service, &[]), SINK_PORT);
 }
