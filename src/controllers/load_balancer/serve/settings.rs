@@ -35,11 +35,12 @@ impl ServiceTarget<'_> {
             return Ok(None);
         };
         self.store_service(&service);
-        let CarriedSettings { text, is_whole } = settings::of(&json!(service));
-        if !is_whole {
+        let CarriedSettings { text, lost } = settings::of(&json!(service));
+        if let Some(lost) = lost {
             tracing::warn!(
                 lb = self.key,
-                "annotations of the Service are lost: they are too long to be copied to the next Service"
+                lost,
+                "settings of the Service are lost: they are too long to be copied to the next Service"
             );
         }
         let text = json!(text);

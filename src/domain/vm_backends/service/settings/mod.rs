@@ -6,6 +6,8 @@
 //! * Fields that the operator owns are never carried.
 //! * `spec.externalIPs` is never carried. The settings are stored in an EndpointSlice. If this
 //!   field were carried, authors of EndpointSlices could redirect any address.
+//! * If the settings are too long, a Service with source ranges keeps the first of these ranges.
+//!   Without ranges, the next Service would let all clients in.
 
 use serde_json::{Map, Value, json};
 
@@ -19,16 +21,18 @@ use api::ANNOTATION_NETWORK;
 /// the Service is created again with these settings.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
-/// Longest text of settings, in bytes: half of the 256 KiB that all annotations of one object may
-/// have.
-const LONGEST: usize = 128 * 1024;
+/// Longest text of settings, in bytes. All annotations of one object may have 256 KiB, and the
+/// other annotations of an EndpointSlice are short.
+const LONGEST: usize = 240 * 1024;
+/// Field of a Service's spec with the source ranges: the networks of the admitted clients.
+const SOURCE_RANGES: &str = "loadBalancerSourceRanges";
 /// Fields of a Service's spec that belong to users.
 const FIELDS: [&str; 9] = [
     "allocateLoadBalancerNodePorts",
     "externalTrafficPolicy",
     "internalTrafficPolicy",
     "loadBalancerClass",
-    "loadBalancerSourceRanges",
+    SOURCE_RANGES,
     "publishNotReadyAddresses",
     "sessionAffinity",
     "sessionAffinityConfig",
@@ -46,9 +50,9 @@ const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 pub struct CarriedSettings {
     /// JSON of a Service that has only the settings.
     pub text: String,
-    /// Whether `text` includes the annotations. Annotations are left out if the text would be
-    /// longer than 128 KiB.
-    pub is_whole: bool,
+    /// Kinds of settings that `text` does not include, or not completely, because it would be
+    /// longer than 240 KiB. `None`: `text` includes all settings.
+    pub lost: Option<&'static str>,
 }
 
 /// Reads the settings of a stored Service. The Service that replaces it must get these settings.
@@ -72,16 +76,37 @@ pub fn of(service: &Value) -> CarriedSettings {
     let ports = service["spec"]["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
     let of_port = |port: &Value| picked(port, &[&["port", "protocol"][..], &OF_A_PORT].concat());
     spec.insert("ports".to_owned(), ports.iter().map(of_port).map(Value::Object).collect());
-    let with = |annotations: Map<String, Value>| {
-        json!({
-            "metadata": {"labels": metadata["labels"], "annotations": annotations},
-            "spec": spec,
-        })
-        .to_string()
-    };
-    let text = with(annotations);
-    let is_whole = text.len() <= LONGEST;
-    CarriedSettings { text: if is_whole { text } else { with(Map::new()) }, is_whole }
+    let labels = &metadata["labels"];
+    for (metadata, lost) in [
+        (json!({"labels": labels, "annotations": annotations}), None),
+        (json!({"labels": labels}), Some("annotations")),
+        (json!({}), Some("annotations and labels")),
+    ] {
+        let text = text_of(&metadata, &spec);
+        if text.len() <= LONGEST {
+            return CarriedSettings { text, lost };
+        }
+    }
+    let excess = text_of(&json!({}), &spec).len().saturating_sub(LONGEST);
+    remove_ranges(&mut spec, excess);
+    let lost = Some("annotations, labels and source ranges");
+    CarriedSettings { text: text_of(&json!({}), &spec), lost }
+}
+
+fn text_of(metadata: &Value, spec: &Map<String, Value>) -> String {
+    json!({"metadata": metadata, "spec": spec}).to_string()
+}
+
+/// Removes source ranges from the end of their list, until the text of `spec` is at least `excess`
+/// bytes shorter. The first range always stays.
+fn remove_ranges(spec: &mut Map<String, Value>, excess: usize) {
+    let ranges = spec.get_mut(SOURCE_RANGES).and_then(Value::as_array_mut);
+    let Some(ranges) = ranges else { return };
+    let mut removed = 0;
+    while removed < excess && ranges.len() > 1 {
+        // The text of each range but the first begins with a comma.
+        removed += ranges.pop().map_or(0, |range| range.to_string().len() + 1);
+    }
 }
 
 /// Adds `settings`, the [`CarriedSettings::text`] of a deleted Service, to the new `service`. Text

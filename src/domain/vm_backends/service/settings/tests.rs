@@ -120,20 +120,51 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     let listeners = listeners();
     let wanted = wanted("10.0.0.100", &listeners);
     let mut long = stored(&wanted);
-    long["metadata"]["annotations"]["note"] = json!("x".repeat(200_000));
-    let CarriedSettings { text, is_whole } = of(&long);
-    assert!(text.len() < 2_000 && !is_whole, "{}", text.len());
-    assert!(of(&stored(&wanted)).is_whole);
+    long["metadata"]["annotations"]["note"] = json!("x".repeat(LONGEST));
+    let CarriedSettings { text, lost } = of(&long);
+    assert!(text.len() < 2_000, "{}", text.len());
+    assert_eq!(lost, Some("annotations"));
+    assert_eq!(of(&stored(&wanted)).lost, None);
     let made = applied(fresh(&wanted), &text);
     let annotations = made["metadata"]["annotations"].as_object().unwrap();
     assert!(
         annotations.keys().eq([ASKED_ADDRESS, MADE_WITH_PORTS, MADE_WITH_POLICY]),
         "{annotations:?}"
     );
+    assert_eq!(made["metadata"]["labels"]["team"], "blue");
     assert_eq!(made["spec"]["sessionAffinity"], "ClientIP");
     for nonsense in ["", "{", "[]", "7", "{\"spec\": 7, \"metadata\": []}"] {
         assert_eq!(applied(fresh(&wanted), nonsense), fresh(&wanted), "{nonsense:?}");
     }
+}
+
+/// A Service with fewer source ranges refuses some clients. A Service without ranges would let all
+/// clients in.
+#[test]
+fn settings_that_are_too_long_without_annotations_keep_the_first_source_ranges() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    let range = |n: u32| json!(format!("10.{}.{}.0/24", n / 256, n % 256));
+    let all: Vec<Value> = (0..20_000).map(range).collect();
+    let mut long = stored(&wanted);
+    let carried = |service: &Value| {
+        let CarriedSettings { text, lost } = of(service);
+        let made = applied(fresh(&wanted), &text);
+        let ranges = made["spec"][SOURCE_RANGES].as_array().cloned().unwrap_or_default();
+        (text.len(), lost.unwrap_or_default(), ranges)
+    };
+    long["metadata"]["labels"]["long"] = json!("x".repeat(LONGEST));
+    let (length, lost, ranges) = carried(&long);
+    assert!(length < 2_000, "{length}");
+    assert_eq!((lost, ranges), ("annotations and labels", vec![json!("10.0.0.0/8")]));
+    long["spec"][SOURCE_RANGES] = json!(all);
+    let (length, lost, ranges) = carried(&long);
+    assert_eq!(lost, "annotations, labels and source ranges");
+    assert!((LONGEST - 32..=LONGEST).contains(&length), "{length}");
+    assert!(ranges.len() > 10_000 && all.starts_with(&ranges), "{}", ranges.len());
+    // The API server refuses such a text, but the operator does not remove the last range.
+    long["spec"]["loadBalancerClass"] = json!("x".repeat(LONGEST));
+    assert_eq!(carried(&long).2, all[..1]);
 }
 
 /// A user who may write EndpointSlices can forge the stored settings. Forged settings change only
