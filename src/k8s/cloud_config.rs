@@ -40,8 +40,9 @@ use crate::domain::credentials::guest_account::{
 };
 
 /// Deadline of one call, and of the setup of a connection. The value is large, because the command
-/// runs in a terminal and nothing else waits for it. If a connection brings no data, its call fails
-/// earlier, after [`super::SILENCE`].
+/// runs in a terminal and nothing else waits for it. The deadline ends a list that arrives slowly,
+/// or a TLS handshake without an answer. If a connection that is set up brings no data, its call
+/// fails earlier, after [`super::SILENCE`].
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Pause between two tries to list TokenRotations while the API server answers 429.

@@ -78,8 +78,8 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
 /// the connection and its calls fail. Lists and watches of informers have only this limit. Calls of
-/// commands have longer deadlines, so they reach this limit first. Calls with the deadline
-/// [`CALL_DEADLINE`] end earlier.
+/// commands have longer deadlines as well. These deadlines end a call whose answer arrives slowly,
+/// but without a pause of this length. Calls with the deadline [`CALL_DEADLINE`] end earlier.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call to the API server failed. Most of the reasons contain the name of the call.

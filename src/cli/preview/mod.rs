@@ -30,7 +30,8 @@ use crate::k8s::stored_objects::{self, ReadResult};
 use crate::k8s::takeover::TakeoverClient;
 use crate::metrics::Metrics;
 
-/// Longest time to establish a connection to the API server.
+/// Longest time to establish a connection to the API server. An API server that is silent during
+/// the TLS handshake has no shorter limit.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Options of `preview`.

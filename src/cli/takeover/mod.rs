@@ -19,7 +19,8 @@ use crate::k8s::takeover::{Place, TakeoverClient};
 use crate::k8s::{client, stored_objects};
 use crate::metrics::Metrics;
 
-/// Longest time to establish a connection to the API server.
+/// Longest time to establish a connection to the API server. An API server that is silent during
+/// the TLS handshake has no shorter limit.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between two reads of the state while a step waits.
 const LOOK: Duration = Duration::from_millis(500);

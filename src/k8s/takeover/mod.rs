@@ -36,8 +36,8 @@ use crate::domain::takeover::steps::{
 /// Label selector of the operator's Deployment. The chart and config/manager set these labels.
 const OPERATOR: &str =
     "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
-/// Deadline of one call. If a connection brings no data, its call fails earlier, after
-/// [`super::SILENCE`].
+/// Deadline of one call, for a list that arrives slowly. If a connection brings no data, its call
+/// fails earlier, after [`super::SILENCE`].
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Seconds for which a Lease counts as held after its expiry, because the clock of this machine may
 /// differ from the holder's.
