@@ -42,7 +42,7 @@ impl LeadershipMetrics {
             )?,
             crd_repairs: make.counters(
                 "hgo_crd_repairs_total",
-                "CRDs that the operator put back",
+                "Repairs of CRDs by the operator, of their form or of their status subresource",
                 &["crd"],
             )?,
         })
