@@ -66,7 +66,8 @@ pub fn is_unserved(status: &Status) -> bool {
 
 /// Whether the API server refused a list because the operator cannot list the kind: either the
 /// cluster does not serve the kind, or the operator's role has no right to list the kind. `status`
-/// is the refusal. A role that is older than this program may lack the right.
+/// is the refusal. A role that is older than this program may lack the right. A missing right is
+/// logged and counted at each list, and makes the kind's view stale in the metrics.
 pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }
@@ -135,6 +136,7 @@ async fn run<T, K>(
     // that the watch does not count as overdue.
     let watched =
         WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
+    metrics.watches.asked(&watched.resource);
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
     let mut events = std::pin::pin!(events);
     let mut list = UnlistedKeys::default();
@@ -264,8 +266,11 @@ fn backoff() -> RetryDelays {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc::unbounded_channel;
+
     use super::*;
     use crate::api::LoadBalancer;
+    use crate::k8s::tests::client;
 
     #[test]
     fn what_fails_again_and_again_is_asked_for_ever_less() {
@@ -383,6 +388,31 @@ mod tests {
         let mut list = UnlistedKeys::default();
         assert!(reports(&mut list, &[], vec![Event::Init]).is_empty());
         assert_eq!(reports(&mut list, &["ns/a"], vec![Event::InitDone]), ["complete"]);
+    }
+
+    /// The alert `HGOViewStale` needs the series.
+    #[tokio::test]
+    async fn a_view_that_no_right_fills_is_stale_and_one_of_an_unserved_kind_is_not() {
+        for (code, is_stale) in [(403, true), (404, false)] {
+            let metrics = Metrics::new().unwrap();
+            let (refused, mut refusals) = unbounded_channel();
+            let on_event = |event: ObjectEvent<LoadBalancer>| {
+                assert_eq!(text(event), format!("refused {code}"));
+                let series = "hgo_watch_staleness_seconds{resource=\"loadbalancers\"}";
+                refused.send(metrics.render().unwrap().contains(series)).unwrap();
+            };
+            let api = Api::all(client(code, "no"));
+            let watching = watch(api, Config::default(), &metrics, HashSet::new, on_event);
+            // The second list follows when the first refusal was handled.
+            let second = async {
+                refusals.recv().await;
+                refusals.recv().await
+            };
+            tokio::select! {
+                () = watching => panic!("the watch has ended"),
+                seen = second => assert_eq!(seen, Some(is_stale), "{code}"),
+            }
+        }
     }
 
     #[test]

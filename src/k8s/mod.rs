@@ -197,7 +197,7 @@ mod tests {
 
     /// Client of a server that answers each request with the status `code` and `reason`. Code 0:
     /// the server never answers.
-    fn client(code: u16, reason: &'static str) -> Client {
+    pub(super) fn client(code: u16, reason: &'static str) -> Client {
         let server = service_fn(move |_: Request<Body>| async move {
             if code == 0 {
                 std::future::pending::<()>().await;

@@ -14,8 +14,10 @@ use crate::locks::lock;
 pub struct WatchMetrics {
     /// Interrupted watches, by kind of object.
     pub errors: IntCounterVec,
-    /// Seconds since the API server last accepted a watch, by resource.
+    /// Seconds since the API server last accepted a watch, by resource. If it has accepted none:
+    /// seconds since the first request.
     pub(super) staleness: IntGaugeVec,
+    /// Start of `staleness`, by resource.
     began: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
@@ -25,11 +27,17 @@ impl WatchMetrics {
             errors: make.counters("hgo_watch_errors_total", "Interrupted watches", &["kind"])?,
             staleness: make.gauges(
                 "hgo_watch_staleness_seconds",
-                "Time since the API server last accepted a watch; each is renewed after 8 s",
+                "Time since the API server last accepted a watch, or was first asked for one",
                 &["resource"],
             )?,
             began: Arc::default(),
         })
+    }
+
+    /// Records that the API server is asked for a watch of the resource. If the API server refuses
+    /// the watch, for example because a right is missing, `staleness` counts from now on.
+    pub fn asked(&self, resource: &str) {
+        lock(&self.began).entry(resource.to_owned()).or_insert_with(Instant::now);
     }
 
     /// Records that the API server has accepted a watch of the resource.
@@ -43,7 +51,8 @@ impl WatchMetrics {
         lock(&self.began).remove(resource);
     }
 
-    /// Sets `staleness` to the seconds since the last accepted watch of each resource.
+    /// Sets `staleness` to the seconds since the last accepted watch of each resource, or since the
+    /// first request.
     pub(super) fn measure(&self) {
         self.staleness.reset();
         for (resource, began) in lock(&self.began).iter() {
