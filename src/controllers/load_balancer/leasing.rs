@@ -1,6 +1,6 @@
 //! Leases addresses on the host. This module creates and maintains DHCPLeases. A DHCPLease is the
 //! record that the agent of a network serves. The record is read again before a new address is
-//! published.
+//! published, and before a published address is withdrawn because the view has no record.
 //!
 //! The record exists before the agent asks the DHCP server. The operator publishes an address only
 //! when the record contains the address. After the deletion of the LoadBalancer and its Service,
@@ -54,6 +54,10 @@ pub(super) async fn allocate(
     let network = views.leasing_network(lb);
     let mut record = views.record(&name).map(|record| record.as_ref().clone());
     let mut fresh = false;
+    if record.is_none() && facts::leased(lb).is_some() {
+        // The view also lacks the record if the operator has no right to list DHCPLeases.
+        (record, fresh) = (current(lb, ctx).await?, true);
+    }
     for _ in 0..REPETITIONS {
         let written = match decide(lb, &network, record.as_ref(), ctx) {
             LeasingStep::Guest(why) => return Ok(Allocation::Done(AddressOutcome::Guest(why))),

@@ -75,6 +75,8 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Gone(vm, _) => views.set_machine(&vm, None),
         ObjectEvent::Complete => at.done(ViewPart::Machines),
         // The list is refused where KubeVirt is not installed. There are no guest clusters there.
+        // If only the right to list is missing, the informer reports that. Until the right is
+        // granted, a LoadBalancer of a guest cluster that is being removed may get an address.
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     let api = Api::<Machine>::all(client);

@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use chrono::TimeDelta;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -11,7 +12,7 @@ use testbed::{Proxy, Start, Verdict, eventually};
 
 use super::takeover;
 use super::{Agent, FINALIZER, NETWORK, blind};
-use crate::support::{Cluster, SOON, address, lb, ready};
+use crate::support::{Cluster, SOON, address, lb, ready, shows};
 
 const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
 
@@ -71,6 +72,42 @@ async fn what_an_agent_leases_is_published_moved_withdrawn_and_published_again()
         anyhow::Ok(up == 1.0 && bound == 1.0)
     })
     .await
+}
+
+/// A new leader that may not read DHCPLeases has a view without records.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_stays_published_while_no_record_may_be_read() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let mut operator = cluster.operator().await?;
+    cluster.dhcp_lb("web", &[]).await?;
+    cluster.grant("web", "10.7.0.20").await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    operator.process.kill9()?;
+    cluster.free_lease().await?;
+    cluster.robbed();
+    let roles: Api<ClusterRole> = Api::all(cluster.client.clone());
+    let role = roles.get("harvester-guest-operator").await?;
+    let is_other = |rule: &&PolicyRule| rule.resources.iter().flatten().all(|r| r != "dhcpleases");
+    let rest: Vec<PolicyRule> = role.rules.iter().flatten().filter(is_other).cloned().collect();
+    let patch = Patch::Merge(json!({"rules": rest}));
+    roles.patch("harvester-guest-operator", &PatchParams::default(), &patch).await?;
+    let account = "--as=system:serviceaccount:harvester-system:harvester-guest-operator";
+    let resource = "dhcpleases.loadbalancer.harvesterhci.io";
+    let asked = ["auth", "can-i", "list", resource, "--all-namespaces", account];
+    eventually(SOON, "end of the right", async || {
+        // The exit code is 1 if the account has no right.
+        anyhow::Ok(cluster.bed.kubectl(&asked).await.is_err())
+    })
+    .await?;
+    let operator = cluster.operator().await?;
+    let failed = ["load_balancer", "refused"];
+    shows(&operator, "hgo_reconcile_errors_total", &failed, |errors| errors >= 1.0).await?;
+    shows(&operator, "hgo_watch_errors_total", &["DHCPLease"], |errors| errors >= 1.0).await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    let (status, reason, message) = ready(&cluster.lbs().get("web").await?);
+    ensure!((status.as_str(), reason.as_str()) == ("True", "Leased"), "{reason}: {message}");
+    Ok(())
 }
 
 /// A guest's cloud provider writes to `status.address` the address that the guest announces.
