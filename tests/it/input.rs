@@ -7,10 +7,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
-use testbed::{Start, eventually};
+use testbed::{Call, Proxy, Start, Verdict, eventually};
 
 use crate::schema::{create, raw};
-use crate::support::{Cluster, SOON, lb, nothing_failed};
+use crate::support::{Cluster, SOON, lb, nothing_failed, unanswered};
 use crate::vms::input::as_harvester_ships_it;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -233,4 +233,77 @@ async fn objects_that_are_read_whole_are_held_a_few_at_a_time() -> Result<()> {
     println!("{LARGE} large objects cost {cost} MiB");
     ensure!(cost < LARGE_MIB, "{cost} MiB");
     Ok(())
+}
+
+/// The API server does not answer the writes of large LoadBalancers: two are in progress, the
+/// others wait, and small LoadBalancers wait for none of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_objects_are_published_and_finalized_two_at_a_time_beside_small_ones() -> Result<()> {
+    const COUNT: u8 = 10;
+    const AT_ONCE: f64 = 2.0;
+    const SMALL: [&str; 3] = ["first", "second", "third"];
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    let of_large = |call: &Call| {
+        call.resource() == Some("loadbalancers")
+            && call.name().is_some_and(|name| name.starts_with("large-"))
+    };
+    let hold = || {
+        proxy.reset();
+        proxy.set_rule(move |call| {
+            let is_held = of_large(call) && call.is_write();
+            if is_held { Verdict::Hang } else { Verdict::Pass }
+        });
+    };
+    let writes = || anyhow::Ok(f64::from(u32::try_from(proxy.writes(of_large))?));
+    // The ledger has answered all large LoadBalancers, so nothing but a turn delays their writes.
+    let all_are_due = async |claims: usize| {
+        eventually(SOON, "writes of large objects", async || {
+            let ledger = cluster.allocated("pool").await?;
+            anyhow::Ok(ledger.len() == claims && writes()? >= AT_ONCE)
+        })
+        .await
+    };
+    // Another write starts only when a write has timed out. The writes are counted before the log
+    // is read, so that the log has each timeout that let a counted write start.
+    let check = |step: &str| {
+        let found = writes()?;
+        let most = AT_ONCE + unanswered(&operator)?;
+        ensure!(found <= most, "{step}: {found} writes of large objects, more than {most}");
+        ensure!(found < f64::from(COUNT), "{step}: the small ones came after all large ones");
+        anyhow::Ok(())
+    };
+    let names = || (0..COUNT).map(|number| format!("large-{number}"));
+
+    hold();
+    let text = "x".repeat(16 * 1024);
+    for name in names() {
+        let mut large = lb(&name, &json!({"workloadType": "cluster", "ipam": "pool"}))?;
+        large.metadata.annotations = Some([("example.com/text".to_owned(), text.clone())].into());
+        cluster.lbs().create(&PostParams::default(), &large).await?;
+    }
+    all_are_due(usize::from(COUNT)).await?;
+    for name in SMALL {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    check("publication")?;
+    proxy.clear_rule();
+    cluster.addressed(usize::from(COUNT) + SMALL.len()).await?;
+
+    hold();
+    for name in names() {
+        cluster.delete(&name).await?;
+    }
+    all_are_due(SMALL.len()).await?;
+    for name in SMALL {
+        cluster.deleted(name).await?;
+    }
+    check("finalization")?;
+    proxy.clear_rule();
+    cluster.all_gone().await
 }
