@@ -24,7 +24,7 @@ use crate::domain::vm_backends::health::second_opinion::{
     ASKED, AskedTarget, Opinion, OpinionAnswer, OpinionQuestion, ReplicaPlace,
 };
 use crate::domain::vm_backends::health::{CheckSettings, check};
-use crate::domain::vm_backends::listeners::DOUBTED;
+use crate::domain::vm_backends::readiness::DOUBTED;
 use crate::k8s::leadership::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};

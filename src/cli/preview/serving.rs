@@ -18,8 +18,9 @@ use crate::domain::vm_backends::endpoints::{
 };
 use crate::domain::vm_backends::health;
 use crate::domain::vm_backends::lb_identity::LbIdentity;
-use crate::domain::vm_backends::listeners::{self, BackendCounts, ServiceState, ServingStatus};
+use crate::domain::vm_backends::listeners;
 use crate::domain::vm_backends::ports::EndpointPort;
+use crate::domain::vm_backends::readiness::{BackendCounts, ServiceState, ServingStatus};
 use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{self, ServicePlan, StoredService, WantedService};
 use crate::k8s::CallError;

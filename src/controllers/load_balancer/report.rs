@@ -8,7 +8,7 @@ use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason;
-use crate::domain::vm_backends::listeners::{self, ServingStatus};
+use crate::domain::vm_backends::readiness::{self, ServingStatus};
 
 /// Reports a published status. `lb`: the LoadBalancer as it was before the write of that status.
 pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext) {
@@ -55,7 +55,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext
 fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
     let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();
-    let (status, why, message) = listeners::ready(report, asked);
+    let (status, why, message) = readiness::ready(report, asked);
     let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
     let before = conditions.iter().find(|c| c.type_ == READY);
     let before = before.and_then(|c| c.reason.as_deref());

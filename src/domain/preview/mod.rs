@@ -20,7 +20,7 @@ use crate::pools::allocator::{AllocatorPool, PoolSeen};
 use crate::pools::status::{pool_ready, pool_status};
 use crate::takeover::forecast::{self, Effect, Forecast};
 use crate::takeover::steps::{Leader, WebhookContent};
-use crate::vm_backends::listeners::ServingStatus;
+use crate::vm_backends::readiness::ServingStatus;
 use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 
 /// Plan of what the operator would do if it became the leader now.

@@ -8,6 +8,7 @@ pub mod health;
 pub mod lb_identity;
 pub mod listeners;
 pub mod ports;
+pub mod readiness;
 pub mod selector_index;
 pub mod service;
 pub mod topology;

@@ -6,7 +6,7 @@ use kube::{Api, ResourceExt};
 
 use super::settings::KeptSettings;
 use super::{REPETITIONS, ServiceTarget, WriteObstacle};
-use crate::domain::vm_backends::listeners::ServiceState;
+use crate::domain::vm_backends::readiness::ServiceState;
 use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{self, ServicePlan, StoredService, WantedService};
 use crate::k8s::CallError;

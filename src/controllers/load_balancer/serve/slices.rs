@@ -13,8 +13,8 @@ use crate::domain::vm_backends::endpoint_slices::{
     self, AnnouncingNode, SlicePlan, SliceWrite, StoredSlice,
 };
 use crate::domain::vm_backends::endpoints::AddressFamily;
-use crate::domain::vm_backends::listeners::BackendCounts;
 use crate::domain::vm_backends::ports::EndpointPort;
+use crate::domain::vm_backends::readiness::BackendCounts;
 use crate::domain::vm_backends::service;
 use crate::domain::vm_backends::service::stored::owners;
 use crate::k8s::CallError;

@@ -14,7 +14,8 @@ use crate::object_fields::finalizers::{removal_patch, with_finalizer};
 use crate::pools::allocator::ClaimResult;
 use crate::reason;
 use crate::reason::{NoAddressReason, NoLease};
-use crate::vm_backends::listeners::{self, BackendCounts, ServingStatus};
+use crate::vm_backends::listeners;
+use crate::vm_backends::readiness::{self, BackendCounts, ServingStatus};
 use api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
     EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
@@ -280,7 +281,7 @@ fn ready(
         }
         _ if vm => {
             let (status, reason, message) = match report {
-                Some(report) => listeners::ready(report, ip),
+                Some(report) => readiness::ready(report, ip),
                 None => (
                     ConditionStatus::False,
                     reason::NOT_ANNOUNCED,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::vm_backends::endpoint_slices;
 use crate::vm_backends::endpoints::{AddressFamily, VmBackend, VmEndpoint};
-use crate::vm_backends::listeners::ServiceState;
+use crate::vm_backends::readiness::ServiceState;
 use api::EndpointCounts;
 
 fn backend(n: u8, serving: bool, terminating: bool) -> VmBackend {

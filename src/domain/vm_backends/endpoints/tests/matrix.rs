@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::*;
-use crate::vm_backends::listeners::BackendCounts;
+use crate::vm_backends::readiness::BackendCounts;
 use crate::vm_backends::vm::{pod, vm};
 
 /// Columns of the table [`RULES`], each with its possible values. The table's last column,
