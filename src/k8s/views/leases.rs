@@ -223,10 +223,18 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers on the network of an agent, because the holder of the agent's
-    /// Lease has changed. `name` is the name of the Lease. The leader checks each second whether an
-    /// agent serves the network, so the leader can miss a shorter absence of the agent. The change
-    /// of the holder shows that there was such an absence.
+    /// Removes the agent whose Lease has the key `key` (`namespace/name`).
+    pub(super) fn remove_agent(&self, key: &str) {
+        let Some((_, name)) = key.split_once('/') else { return };
+        if lock(&self.index.agents).remove(name) {
+            self.enqueue_lbs_of_agent(name);
+        }
+    }
+
+    /// Enqueues the LoadBalancers on the network of an agent, because the agent's Lease has another
+    /// holder, or none any more. `name` is the name of the Lease. The leader checks each second
+    /// whether an agent serves the network, so the leader can miss a shorter absence of the agent.
+    /// The change of the holder shows that there was such an absence.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -283,9 +291,7 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
         || lock(&views.index.agents).0.keys().map(|name| format!("{namespace}/{name}")).collect();
     let on_event = |event| match event {
         ObjectEvent::Listed(lease) | ObjectEvent::Changed(lease) => views.set_agent(&lease),
-        ObjectEvent::Gone(key, _) => {
-            key.split_once('/').and_then(|(_, name)| lock(&views.index.agents).0.remove(name));
-        }
+        ObjectEvent::Gone(key, _) => views.remove_agent(&key),
         ObjectEvent::Complete => at.done(ViewPart::Agents),
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::Agents),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -306,6 +312,11 @@ impl AgentIndex {
         let holder = holding.holder.clone();
         let before = self.0.insert(name.to_owned(), ObservedAgent { holding, since });
         before.map_or_else(String::new, |before| before.holding.holder) != holder
+    }
+
+    /// Removes the agent's Lease `name`. Returns whether the Lease had a holder.
+    fn remove(&mut self, name: &str) -> bool {
+        self.0.remove(name).is_some_and(|agent| !agent.holding.holder.is_empty())
     }
 }
 

@@ -73,19 +73,22 @@ impl PoolGeneration {
 
 impl PoolIndex {
     /// Stores the [`PoolGeneration`] from a pool's metadata. If a field of the `PoolGeneration` has
-    /// changed, sets `due`, so that the pool's spec is read.
-    fn apply(&mut self, pool: &PoolMetadata) {
+    /// changed, sets `due`, so that the pool's spec is read. Returns whether a field has changed.
+    fn apply(&mut self, pool: &PoolMetadata) -> bool {
         let entry = self.0.entry(pool.name_any()).or_default();
         let shown = PoolGeneration::of(pool);
-        entry.due |= entry.shown != shown;
+        let is_new = entry.shown != shown;
+        entry.due |= is_new;
         if entry.shown.0 != shown.0 {
             entry.next = None;
         }
         entry.shown = shown;
+        is_new
     }
 
-    fn remove(&mut self, name: &str) {
-        self.0.remove(name);
+    /// Removes the pool `name`. Returns whether the pool was `due`.
+    fn remove(&mut self, name: &str) -> bool {
+        self.0.remove(name).is_some_and(|entry| entry.due)
     }
 
     /// Next pool whose spec must be read. Field 0: time of the read, which is `now` if the pool may
@@ -127,8 +130,9 @@ pub(super) async fn watch(at: InformerContext) {
     let changed = Notify::new();
     let known = || lock(&views.index.pools).0.keys().cloned().collect();
     let on_event = |event| {
-        apply(&at, event);
-        changed.notify_one();
+        if apply(&at, event) {
+            changed.notify_one();
+        }
     };
     let api = Api::<PoolMetadata>::all(client.clone());
     tokio::join!(
@@ -138,20 +142,26 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 /// Applies an event of a pool to the view, and reports the change of the pool to the leader.
-pub(super) fn apply(at: &InformerContext, event: ObjectEvent<PoolMetadata>) {
+/// Returns whether the next read of a spec may be another one than before the event.
+pub(super) fn apply(at: &InformerContext, event: ObjectEvent<PoolMetadata>) -> bool {
     let views = &at.views;
     match event {
         ObjectEvent::Listed(pool) | ObjectEvent::Changed(pool) => {
-            lock(&views.index.pools).apply(&pool);
+            let is_due = lock(&views.index.pools).apply(&pool);
             let version = pool.resource_version().unwrap_or_default();
             views.notify(ChangeEvent::Pool(pool.name_any(), version));
+            is_due
         }
         ObjectEvent::Gone(name, _) => {
-            lock(&views.index.pools).remove(&name);
+            let was_due = lock(&views.index.pools).remove(&name);
             views.notify(ChangeEvent::PoolGone(name));
+            was_due
         }
-        ObjectEvent::Complete => at.done(ViewPart::Pools),
-        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+        ObjectEvent::Complete => {
+            at.done(ViewPart::Pools);
+            true
+        }
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => false,
     }
 }
 
@@ -195,7 +205,9 @@ async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
             pools.read(name, Some(KnownPool { facts: Arc::new(facts), generation }), now);
         }
         Ok(Some(Guard(Err(_)))) => pools.read(name, None, now),
-        Ok(None) => pools.remove(name),
+        Ok(None) => {
+            pools.remove(name);
+        }
         Err(error) => {
             tracing::debug!(pool = name, %error, "cannot read the IPPool, trying again");
             pools.failed(name, now);
@@ -287,6 +299,18 @@ mod tests {
         pools.remove("p");
         pools.read("p", Some(known(false)), now);
         assert!(pools.0.is_empty(), "deleted during the read");
+    }
+
+    #[test]
+    fn a_changed_generation_and_the_end_of_a_due_pool_change_the_next_read() {
+        let mut pools = PoolIndex::default();
+        assert!(pools.apply(&shown("u", 1)));
+        assert!(!pools.apply(&shown("u", 1)), "a claim, for example");
+        assert!(pools.apply(&shown("u", 2)) && pools.apply(&shown("another", 2)));
+        assert!(pools.remove("p") && !pools.remove("p"));
+        pools.apply(&shown("u", 1));
+        pools.begin("p");
+        assert!(!pools.remove("p"), "its read has begun");
     }
 
     #[test]

@@ -160,13 +160,13 @@ async fn every_version_of_a_pool_is_reported_and_its_end_by_name() {
         }))
     };
     let apply = |event| pools::apply(&at, event);
-    apply(ObjectEvent::Listed(pool("7")));
+    assert!(apply(ObjectEvent::Listed(pool("7"))), "its spec is to be read");
     leader.reports(&["pool p 7"]);
-    apply(ObjectEvent::Changed(pool("8")));
+    assert!(!apply(ObjectEvent::Changed(pool("8"))), "the same generation");
     leader.reports(&["pool p 8"]);
-    apply(unlisted("p"));
+    assert!(apply(unlisted("p")), "its spec was to be read");
     leader.reports(&["pool gone p"]);
-    apply(ObjectEvent::Complete);
+    assert!(apply(ObjectEvent::Complete), "the reads of the list may be complete");
     leader.reports(&[]);
 }
 

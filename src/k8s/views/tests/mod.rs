@@ -261,6 +261,10 @@ fn an_agent_that_comes_or_goes_wakes_those_that_lease_on_its_network() {
     leader.reports(&[]);
     lease(&agent, "two", "2026-01-01T00:00:02.000000Z");
     leader.reports(&["ns/leased"]);
+    leader.views.remove_agent(&format!("ns/{agent}"));
+    leader.reports(&["ns/leased"]);
+    leader.views.remove_agent(&format!("ns/{agent}"));
+    leader.reports(&[]);
     lease("another", "one", "2026-01-01T00:00:00.000000Z");
     leader.reports(&[]);
 }
