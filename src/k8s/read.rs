@@ -61,12 +61,6 @@ impl ApiReader {
     /// Facts of the pool `name`, as the API server has it now. `None`: the pool does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
         let pool = Box::pin(Api::<IPPool>::all(self.0.clone()).call_get_if_served(name)).await?;
-        Ok(pool.map(|pool| {
-            let created = pool.metadata.creation_timestamp.as_ref();
-            let created = created.map_or(0, |time| time.0.as_second());
-            let mut facts = PoolFacts::new(name, created, &pool.spec);
-            facts.deleting = pool.metadata.deletion_timestamp.is_some();
-            facts
-        }))
+        Ok(pool.map(|pool| PoolFacts::of(&pool.metadata, &pool.spec)))
     }
 }

@@ -197,12 +197,9 @@ async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
     let (mut pools, now) = (lock(&views.index.pools), Instant::now());
     match read {
         Ok(Some(Guard(Ok(pool)))) => {
-            let created = pool.metadata.creation_timestamp.as_ref();
-            let created = created.map_or(0, |time| time.0.as_second());
-            let mut facts = PoolFacts::new(name, created, &pool.spec);
-            facts.deleting = pool.metadata.deletion_timestamp.is_some();
+            let facts = Arc::new(PoolFacts::of(&pool.metadata, &pool.spec));
             let generation = PoolGeneration::of(&pool);
-            pools.read(name, Some(KnownPool { facts: Arc::new(facts), generation }), now);
+            pools.read(name, Some(KnownPool { facts, generation }), now);
         }
         Ok(Some(Guard(Err(_)))) => pools.read(name, None, now),
         Ok(None) => {

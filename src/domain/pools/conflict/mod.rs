@@ -22,6 +22,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::ranges::{AddressBlock, PoolRanges};
 use super::selection::PoolSelector;
 use crate::LbFacts;
@@ -105,8 +107,15 @@ pub enum ConflictCause {
 }
 
 impl PoolFacts {
-    /// Facts of the pool `name`, from its spec. `created`: creation time in seconds since the
-    /// epoch. `deleting` is `false`; the caller must set it if the pool is being deleted.
+    /// Facts of a stored pool, from its metadata and its spec.
+    pub fn of(meta: &ObjectMeta, spec: &IPPoolSpec) -> Self {
+        let name = meta.name.as_deref().unwrap_or_default();
+        let created = meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+        Self { deleting: meta.deletion_timestamp.is_some(), ..Self::new(name, created, spec) }
+    }
+
+    /// Facts of the pool `name`, from its spec, as if it is not being deleted. `created`: creation
+    /// time in seconds since the epoch.
     pub fn new(name: &str, created: i64, spec: &IPPoolSpec) -> Self {
         Self {
             name: name.to_owned(),

@@ -1,6 +1,7 @@
 //! Tests of conflicts between pools, rule by rule.
 
 use proptest::prelude::*;
+use serde_json::{from_value, json};
 
 use super::*;
 use crate::network::NetworkAttachment;
@@ -62,6 +63,17 @@ fn judged(pools: &[PoolFacts]) -> Vec<(String, String, &'static str)> {
 
 fn says<'a>(junior: &str, senior: &str, reason: &'a str) -> Vec<(String, String, &'a str)> {
     vec![(junior.into(), senior.into(), reason)]
+}
+
+#[test]
+fn facts_of_a_stored_pool_have_its_age_and_whether_it_is_being_deleted() {
+    let spec = IPPoolSpec::default();
+    let facts = |meta| PoolFacts::of(&from_value::<ObjectMeta>(meta).unwrap(), &spec);
+    let time = "1970-01-01T00:00:07Z";
+    let stored = facts(json!({"name": "p", "creationTimestamp": time}));
+    assert_eq!(stored, PoolFacts::new("p", 7, &spec));
+    let ends = facts(json!({"name": "p", "creationTimestamp": time, "deletionTimestamp": time}));
+    assert_eq!(ends, PoolFacts { deleting: true, ..stored });
 }
 
 #[test]
