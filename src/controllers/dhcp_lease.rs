@@ -12,7 +12,7 @@ use std::time::Duration;
 use chrono::Utc;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
-use kube::{Api, Resource, ResourceExt};
+use kube::{Resource, ResourceExt};
 use kube_runtime::controller::{Action, Controller, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
 
@@ -21,8 +21,8 @@ use super::failed_reconciles::FailedReconciles;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp_lease::{self, RetentionStep};
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer;
+use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
 
 /// Delay before a DHCPLease is reconciled again after its first failed reconcile. Each further
@@ -127,8 +127,8 @@ fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Reten
 /// there is no such LoadBalancer.
 async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
     let namespace = record.namespace().unwrap_or_default();
-    let api: Api<LoadBalancer> = Api::namespaced(ctx.client.clone(), &namespace);
-    api.call_get_if_served(&record.name_any()).await
+    let reader = ApiReader::new(ctx.client.clone());
+    reader.load_balancer(&namespace, &record.name_any()).await
 }
 
 async fn carry_out(

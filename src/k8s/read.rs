@@ -1,4 +1,5 @@
-//! Reads for admission: objects as the API server has them now, not as the views have them.
+//! Reads for admission and the controllers: objects as the API server has them now, not as the
+//! views have them.
 
 use std::sync::Arc;
 

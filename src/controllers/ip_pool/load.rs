@@ -20,6 +20,7 @@ use crate::domain::pools::write_pacing::WritePace;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::guard::Guard;
+use crate::k8s::read::ApiReader;
 use crate::k8s::trimmed::{self, TrimmedLb};
 
 /// Objects per page of a list.
@@ -156,10 +157,10 @@ impl LedgerTask {
         seen: &PoolSeen,
         index: &mut LoadBalancerIndex,
     ) -> Result<(), CallError> {
+        let reader = ApiReader::new(self.ctx.client.clone());
         for owner in self.allocator.disputes(seen, index) {
             let Some((namespace, name)) = owner.name.split_once('/') else { continue };
-            let api: Api<LoadBalancer> = Api::namespaced(self.ctx.client.clone(), namespace);
-            let current = api.call_get_if_served(name).await?;
+            let current = reader.load_balancer(namespace, name).await?;
             index.update(&owner, current.as_ref().and_then(facts::lb_entry));
         }
         Ok(())

@@ -3,15 +3,12 @@
 
 use std::time::Duration;
 
-use kube::Api;
-use kube::core::PartialObjectMeta;
-
 use super::LedgerTask;
-use crate::api::{Condition, LoadBalancer};
+use crate::api::Condition;
 use crate::domain::Claim;
 use crate::domain::pools::manual_release::ManualRelease;
 use crate::domain::pools::status::manual_release_refused;
-use crate::k8s::calls::ApiCalls as _;
+use crate::k8s::read::ApiReader;
 
 /// Reason of a refused manual release: the API server did not answer, so it is unknown whether the
 /// LoadBalancer exists. The operator asks the API server again.
@@ -89,9 +86,7 @@ impl LedgerTask {
             );
         }
         let (namespace, name) = asked.name.split_once('/')?;
-        let api: Api<PartialObjectMeta<LoadBalancer>> =
-            Api::namespaced(self.ctx.client.clone(), namespace);
-        match api.call_get_if_served(name).await {
+        match ApiReader::new(self.ctx.client.clone()).uid_of(namespace, name).await {
             Ok(None) => {
                 self.allocator
                     .release_claim(&Claim { pool: pool.to_owned(), ip: asked.ip }, &owner);

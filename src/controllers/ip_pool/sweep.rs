@@ -18,10 +18,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::LedgerTask;
 use super::mailbox::{LedgerHandle, OrphanClaim};
-use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::domain::{Claim, Owner};
 use crate::k8s::calls::ApiCalls as _;
+use crate::k8s::read::ApiReader;
 
 /// Maximum number of concurrent lookups of LoadBalancers that may be gone. More lookups would delay
 /// the requests of LoadBalancers that wait for an address.
@@ -106,10 +106,9 @@ async fn look_up(client: Client, ledger: LedgerHandle, suspects: Vec<(Claim, Own
 async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanClaim> {
     let orphan = |namesake| OrphanClaim { claim, owner: owner.clone(), namesake };
     let Some((namespace, name)) = owner.name.split_once('/') else { return Some(orphan(None)) };
-    let api: Api<PartialObjectMeta<LoadBalancer>> = Api::namespaced(client.clone(), namespace);
-    match api.call_get_if_served(name).await.ok()? {
-        Some(lb) if owner.uid.is_empty() => return lb.uid().map(|uid| orphan(Some(uid))),
-        Some(lb) if lb.uid().as_deref() == Some(&owner.uid) => return None,
+    match ApiReader::new(client.clone()).uid_of(namespace, name).await.ok()? {
+        Some(uid) if owner.uid.is_empty() => return Some(orphan(Some(uid))),
+        Some(uid) if uid == owner.uid => return None,
         Some(_) | None => {}
     }
     let is_served = is_served(client, namespace, name, &owner).await?;

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
 use kube_runtime::Controller;
 use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
@@ -37,7 +37,8 @@ use crate::domain::load_balancer::{bounds, facts};
 use crate::domain::vm_backends::listeners;
 use crate::domain::vm_backends::readiness::ServingStatus;
 use crate::k8s::CallError;
-use crate::k8s::calls::{ApiCall, ApiCalls as _};
+use crate::k8s::calls::ApiCall;
+use crate::k8s::read::ApiReader;
 use crate::k8s::trimmed::LbTrimming;
 use crate::prober::Prober;
 use crate::turns::{CallerTurn, Turns};
@@ -301,9 +302,9 @@ async fn observe_again(
     ctx: &LbContext,
 ) -> Result<Option<ObservedLb>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
-    let api: Api<LoadBalancer> = Api::namespaced(ctx.shared.client.clone(), &namespace);
-    let place = if needs_whole { Some(ctx.whole.take(namespace).await) } else { None };
-    let now = Box::pin(api.call_get_if_served(&lb.name_any())).await?;
+    let reader = ApiReader::new(ctx.shared.client.clone());
+    let place = if needs_whole { Some(ctx.whole.take(namespace.clone()).await) } else { None };
+    let now = reader.load_balancer(&namespace, &lb.name_any()).await?;
     Ok(now.filter(|now| now.uid() == lb.uid()).map(|mut now| {
         let partial = !needs_whole && bounds::trim(&mut now);
         ObservedLb { lb: Arc::new(now), partial, large: false, fresh: true, place }
