@@ -26,7 +26,7 @@ use crate::domain::dhcp_lease::network_status::{self, AgentFacts};
 use crate::domain::dhcp_lease::{AGENT_PREFIX, agent_name};
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
-use crate::k8s::informer::{self, ObjectEvent};
+use crate::k8s::informer::{self, ObjectEvent, split_key};
 use crate::k8s::views::AgentNetwork;
 use crate::locks::lock;
 use crate::metrics::Metrics;
@@ -124,7 +124,7 @@ impl DeploymentReconciler<'_> {
                 self.seen().deployments.extend(read(&deployment));
             }
             ObjectEvent::Gone(key, _) => {
-                key.split_once('/').and_then(|(_, name)| self.seen().deployments.remove(name));
+                self.seen().deployments.remove(split_key(&key).1);
             }
             ObjectEvent::Complete => self.seen().listed = true,
             ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -254,7 +254,7 @@ impl DeploymentReconciler<'_> {
         let Some(status) = network_status::change(&facts, &network.status, now) else {
             return Ok(());
         };
-        let Some((namespace, name)) = network.name.split_once('/') else { return Ok(()) };
+        let (namespace, name) = split_key(&network.name);
         let patch = json!({"metadata": {
             "resourceVersion": network.reference.resource_version,
             "annotations": {ANNOTATION_DHCP_STATUS: status},

@@ -32,6 +32,7 @@ use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
+use crate::k8s::informer::split_key;
 use crate::k8s::views::{ChangeEvent, Views};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
@@ -88,9 +89,8 @@ impl TermQueues {
                 let _ = self.load_balancers.unbounded_send(lb);
             }
             ChangeEvent::Gone(owner) => {
-                if let Some((namespace, name)) = owner.name.split_once('/') {
-                    self.records.enqueue(name, Some(namespace));
-                }
+                let (namespace, name) = split_key(&owner.name);
+                self.records.enqueue(name, Some(namespace));
                 self.prober.remove(&owner.name);
                 // While a Service requests the address, no other LoadBalancer may have the address.
                 // When that Service is gone, the views send `ChangeEvent::Gone` once more.

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use super::Context;
 use crate::domain::vm_backends::topology;
 use crate::k8s::CallError;
+use crate::k8s::informer::split_key;
 
 /// Pause between the writes of two VMs.
 const PACE: Duration = Duration::from_millis(10);
@@ -29,7 +30,7 @@ pub(super) async fn run(ctx: Context, mut moved: mpsc::UnboundedReceiver<Box<str
 async fn annotate(ctx: &Context, key: &str) -> Result<(), CallError> {
     let Some((vm, here)) = ctx.views.whereabouts(key) else { return Ok(()) };
     let Some(patch) = topology::patch(&vm, &here) else { return Ok(()) };
-    let Some((namespace, name)) = key.split_once('/') else { return Ok(()) };
+    let (namespace, name) = split_key(key);
     let written = ctx.writer.patch_vm(namespace, name, &patch).await;
     tokio::time::sleep(PACE).await;
     match written {

@@ -48,13 +48,24 @@ pub enum ObjectEvent<K> {
 /// The key is text and not a type, because the ledger in an IPPool's status names the owner of each
 /// address as the text `namespace/name`. So a key is compared with the ledger without conversion,
 /// and is the same text in logs and messages. kube's `ObjectRef` is a type for one kind only, and
-/// `ObjectRef::from_obj` copies the resourceVersion and the UID as well.
+/// `ObjectRef::from_obj` copies the resourceVersion and the UID as well. A type with two parts
+/// would have to be put together again for each log line, message and look-up in a ledger. Few
+/// callers need the parts, and those use [`split_key`].
 pub fn key(meta: &ObjectMeta) -> String {
     let name = meta.name.as_deref().unwrap_or_default();
     match &meta.namespace {
         Some(namespace) => format!("{namespace}/{name}"),
         None => name.to_owned(),
     }
+}
+
+/// Namespace and name in a [`key`]. The namespace is empty for a cluster-scoped object.
+///
+/// Only for a text that was made from an object's metadata. Another text, such as an owner in a
+/// stored ledger or an option, may have no slash. Its reader uses `split_once`, and decides what a
+/// name without namespace means.
+pub fn split_key(key: &str) -> (&str, &str) {
+    key.split_once('/').unwrap_or(("", key))
 }
 
 /// Whether the API server refused a list because the cluster does not serve the kind. `status` is
@@ -286,8 +297,15 @@ mod tests {
         assert!(later.iter().all(|delay| bounds.contains(delay)), "{later:?}");
     }
 
+    #[test]
+    fn a_key_is_split_into_the_parts_that_it_was_made_of() {
+        assert_eq!(split_key(&key(&named("ns/web"))), ("ns", "web"));
+        let cluster_scoped = ObjectMeta { name: Some("web".into()), ..ObjectMeta::default() };
+        assert_eq!(split_key(&key(&cluster_scoped)), ("", "web"));
+    }
+
     fn named(key: &str) -> ObjectMeta {
-        let (namespace, name) = key.split_once('/').unwrap();
+        let (namespace, name) = split_key(key);
         ObjectMeta {
             namespace: Some(namespace.to_owned()),
             name: Some(name.to_owned()),

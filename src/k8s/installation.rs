@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::calls::{ApiCalls as _, ApiWrites as _};
-use super::informer::{self, ObjectEvent};
+use super::informer::{self, ObjectEvent, split_key};
 use super::{CallError, count_write};
 use crate::api::LABEL_SERVICE_NAME;
 use crate::domain::admission::webhook_configuration::{
@@ -247,7 +247,7 @@ async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut on_state: impl 
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    let name = key.split_once('/').map_or(key, |(_, name)| name);
+    let (_, name) = split_key(key);
     let config = Config::default().fields(&format!("metadata.name={name}"));
     let known = || HashSet::from([key.to_owned()]);
     informer::watch(api, config, &metrics, known, |event| match event {

@@ -7,7 +7,7 @@ use kube_runtime::reflector::Store;
 use kube_runtime::reflector::store::Writer;
 use kube_runtime::watcher::Event;
 
-use super::informer::key;
+use super::informer::{key, split_key};
 
 /// Writer of a store of namespaced objects.
 ///
@@ -40,13 +40,12 @@ impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> StoreWriter<K> {
     /// Removes the object with the key `key`, which is a `namespace/name`. Does nothing if the
     /// store does not have the object.
     pub fn remove(&mut self, key: &str) {
-        if let Some((namespace, name)) = key.split_once('/') {
-            // kube-runtime's `Writer` reads only the namespace and the name of the object.
-            let mut object = K::default();
-            object.meta_mut().namespace = Some(namespace.to_owned());
-            object.meta_mut().name = Some(name.to_owned());
-            self.0.apply_watcher_event(&Event::Delete(object));
-        }
+        let (namespace, name) = split_key(key);
+        // kube-runtime's `Writer` reads only the namespace and the name of the object.
+        let mut object = K::default();
+        object.meta_mut().namespace = Some(namespace.to_owned());
+        object.meta_mut().name = Some(name.to_owned());
+        self.0.apply_watcher_event(&Event::Delete(object));
     }
 }
 

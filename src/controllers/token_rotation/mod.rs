@@ -49,7 +49,7 @@ use crate::domain::object_fields::resource_version::is_newer;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
-use crate::k8s::informer::ObjectEvent;
+use crate::k8s::informer::{ObjectEvent, split_key};
 use crate::k8s::store::{self, StoreWriter};
 use crate::locks::lock;
 use issuer::CredentialIssuer;
@@ -175,9 +175,8 @@ async fn watch(context: &RotationContext, mut writer: StoreWriter<TokenRotation>
             context.touch(others);
         }
         ObjectEvent::Gone(key, _) => {
-            let name =
-                key.split_once('/').map(|(namespace, name)| Name::new(name).within(namespace));
-            if let Some(rotation) = name.and_then(|name| context.store.get(&name)) {
+            let (namespace, name) = split_key(&key);
+            if let Some(rotation) = context.store.get(&Name::new(name).within(namespace)) {
                 let uid = rotation.uid().unwrap_or_default();
                 lock(&context.unpublished).remove(&uid);
                 lock(&context.inventories).remove(&uid);

@@ -25,7 +25,7 @@ use crate::domain::dhcp_lease::{self, AgentLease, DhcpDeclaration};
 use crate::domain::dhcp_lease::{AGENT_PREFIX, agent_name};
 use crate::domain::load_balancer::facts;
 use crate::k8s::guard::Guard;
-use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key};
+use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key, split_key};
 use crate::k8s::store::{self, StoreWriter};
 
 /// Lease (`coordination.k8s.io/v1`) that a network's agent holds, as last observed.
@@ -152,7 +152,7 @@ impl Views {
     /// Record (DHCPLease) of the LoadBalancer `lb`, which is a `namespace/name`. `None`: the view
     /// has no such record.
     pub fn record(&self, lb: &str) -> Option<Arc<DHCPLease>> {
-        let (namespace, name) = lb.split_once('/')?;
+        let (namespace, name) = split_key(lb);
         self.records.get(&ObjectRef::new(name).within(namespace))
     }
 
@@ -225,7 +225,7 @@ impl Views {
 
     /// Removes the agent whose Lease has the key `key` (`namespace/name`).
     pub(super) fn remove_agent(&self, key: &str) {
-        let Some((_, name)) = key.split_once('/') else { return };
+        let (_, name) = split_key(key);
         if lock(&self.index.agents).remove(name) {
             self.enqueue_lbs_of_agent(name);
         }

@@ -14,7 +14,7 @@ use crate::domain::Owner;
 use crate::domain::load_balancer::facts;
 use crate::domain::vm_backends::listeners;
 use crate::k8s::guard::Guard;
-use crate::k8s::informer::{self, ObjectEvent};
+use crate::k8s::informer::{self, ObjectEvent, split_key};
 use crate::k8s::store::{self, StoreWriter};
 use crate::k8s::trimmed::{LbTrimming, PAGE, TrimmedLb};
 use crate::metrics::Metrics;
@@ -76,9 +76,10 @@ pub(super) fn apply(
             }
         }
         ObjectEvent::Gone(key, deleted) => {
+            let (namespace, name) = split_key(&key);
             let uid = match deleted {
                 Some(deleted) => deleted.uid,
-                None => key.split_once('/').and_then(|(ns, name)| views.uid_of(ns, name)),
+                None => views.uid_of(namespace, name),
             };
             remove(views, metrics, writer, Owner { name: key, uid: uid.unwrap_or_default() });
         }
@@ -122,7 +123,7 @@ fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
 }
 
 fn remove(views: &Views, metrics: &Metrics, writer: &mut StoreWriter<LoadBalancer>, owner: Owner) {
-    let Some((namespace, name)) = owner.name.split_once('/') else { return };
+    let (namespace, name) = split_key(&owner.name);
     metrics.forget(&owner.uid);
     lock(&views.index.vms).remove_lb(namespace, name);
     views.take_touched(&owner.name);

@@ -16,7 +16,7 @@ use crate::api::kubevirt::{
     ANNOTATION_REMOVES_VOLUMES, LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine,
 };
 use crate::domain::load_balancer::facts;
-use crate::k8s::informer::{self, ObjectEvent, key};
+use crate::k8s::informer::{self, ObjectEvent, key, split_key};
 
 type Machine = PartialObjectMeta<VirtualMachine>;
 /// Namespace and name of a guest cluster.
@@ -42,7 +42,7 @@ impl GuestRemovals {
     /// `cluster`. `None`: the VM shows no removal. Returns the clusters for which the result of
     /// [`Self::of`] may have changed.
     fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
-        let Some((namespace, name)) = vm.split_once('/') else { return Vec::new() };
+        let (namespace, name) = split_key(vm);
         let now = cluster.map(|cluster| (namespace.to_owned(), cluster));
         let before = self.cluster_of.get(vm).cloned();
         if before == now {

@@ -23,7 +23,7 @@ use crate::domain::Owner;
 use crate::domain::object_fields::resource_version::{is_newer, is_older};
 use crate::domain::vm_backends::endpoint_slices::StoredSlice;
 use crate::domain::vm_backends::service::stored::{owner, owners, read_service, read_slice};
-use crate::k8s::informer::{self, ObjectEvent, key};
+use crate::k8s::informer::{self, ObjectEvent, key, split_key};
 use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::PAGE;
 
@@ -59,14 +59,14 @@ impl<T> Default for OwnedIndex<T> {
 
 impl<T> OwnedIndex<T> {
     fn entry(&self, key: &str) -> Option<&OwnedEntry<T>> {
-        let (_, name) = key.split_once('/')?;
+        let (_, name) = split_key(key);
         self.by_lb.get(self.lb_of.get(key)?)?.iter().find(|entry| entry.name == name)
     }
 
     /// Removes the object `key`, and returns the LoadBalancer that the object served. `None`: the
     /// index does not have the object.
     fn remove(&mut self, key: &str) -> Option<String> {
-        let (_, name) = key.split_once('/')?;
+        let (_, name) = split_key(key);
         let lb = self.lb_of.remove(key)?;
         if let Entry::Occupied(mut list) = self.by_lb.entry(lb.clone()) {
             list.get_mut().retain(|entry| entry.name != name);
@@ -179,7 +179,7 @@ impl<T: Clone> OwnedObjects<T> {
 
 /// `namespace/name` of the object `name` in the namespace of the LoadBalancer `lb`.
 fn beside(lb: &str, name: &str) -> String {
-    let (namespace, _) = lb.split_once('/').unwrap_or_default();
+    let (namespace, _) = split_key(lb);
     format!("{namespace}/{name}")
 }
 

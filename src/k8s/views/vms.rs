@@ -23,7 +23,7 @@ use crate::domain::vm_backends::selector_index::LbKey;
 use crate::domain::vm_backends::vm::{self, Topology};
 use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
-use crate::k8s::informer::{self, ObjectEvent, is_unserved};
+use crate::k8s::informer::{self, ObjectEvent, is_unserved, split_key};
 
 /// Number of objects in one page of a list. The value is small, because a VirtualMachineInstance is
 /// large, and the whole page is in memory as text until it is parsed.
@@ -79,10 +79,9 @@ pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
             views.enqueue_lbs_of_changed_vms(affected);
         }
         ObjectEvent::Gone(key, _) => {
-            if let Some((namespace, name)) = key.split_once('/') {
-                let affected = lock(&views.index.vms).remove_pod(namespace, name);
-                views.enqueue_lbs_of_changed_vms(affected);
-            }
+            let (namespace, name) = split_key(&key);
+            let affected = lock(&views.index.vms).remove_pod(namespace, name);
+            views.enqueue_lbs_of_changed_vms(affected);
         }
         ObjectEvent::Complete => at.done(ViewPart::Pods),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -126,7 +125,7 @@ impl Views {
     }
 
     pub(super) fn remove_vm(&self, key: &str) {
-        let Some((namespace, name)) = key.split_once('/') else { return };
+        let (namespace, name) = split_key(key);
         let affected: Vec<LbKey> = lock(&self.index.vms).remove_vm(namespace, name);
         self.enqueue_lbs_of_changed_vms(affected);
     }

@@ -12,6 +12,7 @@ use super::*;
 use crate::api::kubevirt::{NetworkAttachmentDefinition, Node, VirtualMachineInstance};
 use crate::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, ANNOTATION_ROUTE};
 use crate::domain::network::infrastructure::Reserved;
+use crate::k8s::informer::split_key;
 use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::{LbTrimming, TrimmedLb};
 
@@ -53,7 +54,7 @@ impl LeaderViews {
 
     /// Adds the LoadBalancer `key`, which is a `namespace/name`.
     fn lb(&mut self, key: &str, annotations: &Value, spec: &Value) {
-        let (namespace, name) = key.split_once('/').unwrap();
+        let (namespace, name) = split_key(key);
         let lb: LoadBalancer = read(json!({
             "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
             "metadata": {
@@ -70,7 +71,7 @@ impl LeaderViews {
 
     /// Adds a LoadBalancer that selects the VMs whose label `app` is its name.
     fn vm_lb(&mut self, key: &str) {
-        let (_, name) = key.split_once('/').unwrap();
+        let (_, name) = split_key(key);
         self.lb(key, &json!({}), &json!({"backendServerSelector": {"app": [name]}}));
     }
 
