@@ -11,7 +11,7 @@ use super::rotation_run::{RancherSession, RotationRun, StepFault, TEST_DEADLINE}
 use crate::domain::credentials::minter;
 use crate::domain::credentials::rotation::{MintedCredential, status};
 use crate::domain::credentials::secret_text::SecretText;
-use crate::rancher::{TokenFault, TokenRights};
+use crate::rancher::TokenFault;
 
 /// Pauses before the tests of a new token, one for each test. The test is repeated, because a
 /// replica of Rancher may accept the token later than the replica that made the token. There are
@@ -46,7 +46,7 @@ impl RotationRun<'_> {
     fn scope(&self) -> Option<String> {
         let wanted = wanted_cluster(&self.rotation);
         match &self.read.reach {
-            Some(reach) if self.rotation.spec.target.cloud_credential.is_some() => {
+            Some(reach) if self.is_for_cloud_credential() => {
                 minter::scope(wanted, &reach.server).ok()
             }
             _ => wanted.map(str::to_owned),
@@ -99,20 +99,12 @@ impl RotationRun<'_> {
     /// Rights that Rancher's node driver needs and the token lacks, in words. `None`: no right is
     /// needed, none is missing, or the rights are unknown.
     async fn rancher_token_lacks(&self, token: &SecretText) -> Result<Option<String>, TokenFault> {
-        let (Some(session), Some(reach)) = (&self.session, &self.read.reach) else {
-            return Ok(None);
-        };
-        if self.rotation.spec.target.cloud_credential.is_none() {
-            return Ok(None);
-        }
-        Ok(match session.issuer.rights(token, reach).await? {
-            TokenRights::Enough => None,
-            TokenRights::Lacking(why) => Some(why),
-            TokenRights::Unknown(why) => {
-                self.log_unknown_rights(&why);
-                None
+        match (&self.session, &self.read.reach) {
+            (Some(session), Some(reach)) if self.is_for_cloud_credential() => {
+                Ok(self.missing_rights(session.issuer.rights(token, reach).await?))
             }
-        })
+            _ => Ok(None),
+        }
     }
 
     pub(super) async fn revoke_rancher_token(&self, name: &str) -> Result<(), StepFault> {

@@ -11,13 +11,12 @@ use kube::ResourceExt as _;
 
 use super::rotation_run::{RotationRun, StepFault, TEST_DEADLINE};
 use crate::api::{ServiceAccountToken, TokenRotation};
-use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::MintedCredential;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::k8s::write::{BoundSecret, BoundToken};
-use crate::rancher::{ApiServer, TokenRights};
+use crate::rancher::ApiServer;
 
 /// Maximum number of reads of a ServiceAccount's new Secret, while the Secret contains no token
 /// yet.
@@ -34,21 +33,6 @@ pub(super) fn of(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
 impl RotationRun<'_> {
     fn account(&self) -> String {
         of(&self.rotation).cloned().unwrap_or_default().service_account_name
-    }
-
-    /// Address of this cluster's API server that the spec requests for the kubeconfig in the cloud
-    /// credential. `None`: the spec requests no address, so the kubeconfig keeps its present
-    /// address.
-    pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
-        let target = self.rotation.spec.target.cloud_credential.as_ref()?;
-        let server = target.server.as_ref()?.trim_end_matches('/').to_owned();
-        let own = self.context.ctx.credentials.own_way();
-        Some(ServerEndpoint {
-            server,
-            authority: own.authority,
-            server_name: None,
-            insecure: false,
-        })
     }
 
     /// Makes a token of the ServiceAccount, bound to the Secret `name`. If the Secret does not
@@ -144,26 +128,12 @@ impl RotationRun<'_> {
         let expected = format!("system:serviceaccount:{account}");
         let tried = there.accepts(token.reveal(), &expected, TEST_DEADLINE).await;
         tried.map_err(StepFault::Step)?;
-        if self.rotation.spec.target.cloud_credential.is_none() {
+        if !self.is_for_cloud_credential() {
             return Ok(());
         }
-        // Rancher's node driver uses the token of a cloud credential, and needs certain rights.
         let namespaces = self.context.ctx.credentials.namespaces().await;
         let namespaces = namespaces.map_err(StepFault::Call)?;
-        match there.rights(token.reveal(), &account.replace(':', "/"), &namespaces).await {
-            TokenRights::Enough => Ok(()),
-            TokenRights::Lacking(why) => Err(StepFault::Step(why)),
-            TokenRights::Unknown(why) => {
-                self.log_unknown_rights(&why);
-                Ok(())
-            }
-        }
-    }
-
-    /// Logs that the rights of the new token could not be determined. `why`: the reason.
-    pub(super) fn log_unknown_rights(&self, why: &str) {
-        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
-        let said = "the rights of the new token are unknown: it is published nevertheless";
-        tracing::info!(namespace, rotation, why, "{said}");
+        let rights = there.rights(token.reveal(), &account.replace(':', "/"), &namespaces).await;
+        self.missing_rights(rights).map_or(Ok(()), |why| Err(StepFault::Step(why)))
     }
 }

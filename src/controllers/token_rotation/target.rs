@@ -10,6 +10,7 @@ use super::read_fault::{ReadFault, UnknownTarget};
 use super::rotation_run::{RancherSession, RotationRun, StepFault};
 use super::{CredentialIssuer, RotationContext, UnpublishedToken, inventory};
 use crate::api::{CloudCredentialTarget, SecretTarget, TokenRotation};
+use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
 use crate::domain::credentials::secret_text::SecretText;
@@ -17,7 +18,7 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::write::SecretKeyRef;
-use crate::rancher::{RancherError, ReplacementToken};
+use crate::rancher::{RancherError, ReplacementToken, TokenRights};
 
 /// Target of a TokenRotation.
 enum RotationTarget<'a> {
@@ -104,6 +105,40 @@ pub(super) async fn read(
 }
 
 impl RotationRun<'_> {
+    /// Whether the credential is published into a cloud credential. Rancher's node driver uses such
+    /// a credential, and needs certain rights.
+    pub(super) fn is_for_cloud_credential(&self) -> bool {
+        matches!(RotationTarget::of(&self.rotation), RotationTarget::CloudCredential(_))
+    }
+
+    /// Rights that Rancher's node driver needs and a new token lacks, in words. `rights`: the
+    /// rights of the token. `None`: no right is missing, or the rights are unknown, which is
+    /// logged.
+    pub(super) fn missing_rights(&self, rights: TokenRights) -> Option<String> {
+        match rights {
+            TokenRights::Enough => None,
+            TokenRights::Lacking(why) => Some(why),
+            TokenRights::Unknown(why) => {
+                let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+                let said = "the rights of the new token are unknown: it is published nevertheless";
+                tracing::info!(namespace, rotation, why, "{said}");
+                None
+            }
+        }
+    }
+
+    /// Address of this cluster's API server that the spec requests for the kubeconfig in the cloud
+    /// credential. `None`: the spec requests no address, so the kubeconfig keeps its present
+    /// address.
+    pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
+        let RotationTarget::CloudCredential(wants) = RotationTarget::of(&self.rotation) else {
+            return None;
+        };
+        let server = wants.server.as_ref()?.trim_end_matches('/').to_owned();
+        let authority = self.context.ctx.credentials.own_way().authority;
+        Some(ServerEndpoint { server, authority, server_name: None, insecure: false })
+    }
+
     /// Writes the unpublished credential into the target. The write is refused if the target's
     /// version is not the recorded one. `keep`: whether a cloud credential keeps the old credential
     /// beside the new one.
