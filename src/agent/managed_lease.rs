@@ -129,6 +129,10 @@ impl ManagedLease {
 
     /// Updates this state from the record, if the record's resourceVersion is newer than that of
     /// the state. The status is updated only if no write of the record is under way.
+    ///
+    /// Correctness does not need the comparison of versions: with an older state, the next write
+    /// fails with a conflict, and the record is read again. The comparison saves this conflict if
+    /// the event of a write arrives after the answer to the next write.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = record.resource_version().unwrap_or_default();
         if !is_newer(&version, &self.version) {

@@ -148,6 +148,8 @@ impl LedgerTask {
                 }
             }
             LedgerMessage::PoolChanged(name, Some(version)) => {
+                // Correctness does not need this comparison, because a read finds the state that
+                // this task has written. It saves one read of the whole ledger for each write.
                 let known = self.stored.get(&name);
                 if known.is_none_or(|pool| is_newer(&version, &pool.version)) {
                     batch.pools.insert(name);

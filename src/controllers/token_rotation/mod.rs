@@ -278,6 +278,10 @@ impl RotationContext {
     /// Remaining time of the pause that [`Self::set_resting`] recorded. `None`: no pause was
     /// recorded, the pause is over, or the rotation is newer than the recorded version. Because of
     /// the pause, the events of this process's own writes trigger no reconcile.
+    ///
+    /// Correctness does not need this, because each reconcile reads the record and the target again
+    /// before it decides. But [`Self::idle_time`] is `None` with a Rancher. So without this, each
+    /// write of the status would cause another read of the Rancher at once, not after the pause.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
         let resting = lock(&self.resting);
