@@ -32,6 +32,12 @@ pub fn shorten_some(text: &mut Option<String>, longest: usize) {
     }
 }
 
+/// Returns the text if it has at most `longest` bytes. `None`: the text is longer. A name that
+/// decides is not cut, because a cut name could be another object's.
+pub fn within(text: &str, longest: usize) -> Option<&str> {
+    Some(text).filter(|text| text.len() <= longest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,5 +48,13 @@ mod tests {
         assert_eq!(cut("0123456789".into(), 10), "0123456789");
         assert_eq!(cut("0123456789a".into(), 10), "0123456...");
         assert_eq!(cut("ääääää".into(), 10), "äää...");
+    }
+
+    #[test]
+    fn a_text_within_its_limit_is_whole_and_a_longer_one_is_none() {
+        assert_eq!(within("", 0), Some(""));
+        assert_eq!(within("0123456789", 10), Some("0123456789"));
+        assert_eq!(within("0123456789a", 10), None);
+        assert_eq!(within("ääääää", 11), None, "the limit is in bytes");
     }
 }

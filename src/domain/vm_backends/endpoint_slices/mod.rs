@@ -50,12 +50,12 @@ pub struct StoredSlice {
     pub version: String,
     /// `addressType`; `None` for a type that this operator does not write.
     pub family: Option<AddressFamily>,
-    /// Ports of the slice, sorted.
+    /// Ports of the slice that were read, sorted.
     pub ports: Vec<EndpointPort>,
-    /// Endpoints of the slice.
+    /// Endpoints of the slice that were read.
     pub endpoints: Vec<VmEndpoint>,
     /// Whether the slice has this operator's labels, and endpoints with only the fields and values
-    /// that this operator writes.
+    /// that this operator writes, and all its ports and endpoints were read.
     pub sound: bool,
     /// Whether an annotation of the slice stores the settings of a deleted Service. If so, the
     /// slice must stay until the Service is created again with these settings.

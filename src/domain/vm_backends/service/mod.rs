@@ -76,7 +76,7 @@ pub struct StoredService {
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Owners of the Service.
+    /// Owners of the Service, as [`stored::owners`] reads them.
     pub owners: Vec<OwnerRef>,
     /// Whether the Service is being deleted.
     pub deleting: bool,
@@ -89,11 +89,11 @@ pub struct StoredService {
     pub type_: String,
     /// Whether the Service has a `spec.selector`, so that Kubernetes itself manages its endpoints.
     pub has_selector: bool,
-    /// `spec.loadBalancerIP`.
+    /// `spec.loadBalancerIP`, cut at 320 bytes.
     pub load_balancer_ip: String,
     /// `spec.externalTrafficPolicy`.
     pub policy: String,
-    /// First of `spec.loadBalancerSourceRanges`.
+    /// First of `spec.loadBalancerSourceRanges`, cut at 320 bytes.
     pub source_range: Option<String>,
     /// `spec.ipFamilies`.
     pub families: Vec<String>,

@@ -1,7 +1,9 @@
 //! Reads from stored Services and EndpointSlices the facts that decisions use.
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
-use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{
+    Endpoint as FullEndpoint, EndpointPort as FullPort, EndpointSlice,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -13,7 +15,7 @@ use super::{
     ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, HELD_UNTIL, MADE_WITH_POLICY,
     MADE_WITH_PORTS, NOT_ANNOUNCED, OwnerRef, StoredPort, StoredService,
 };
-use crate::limits::text::cut;
+use crate::limits::text::{LONGEST_WORD, cut, within};
 use api::{
     ANNOTATION_NETWORK, GROUP, KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, MANAGER,
@@ -41,13 +43,23 @@ const LONGEST_ANNOTATION: usize = 4096;
 const MOST_INGRESS: usize = 16;
 /// Largest number of owners of kind LoadBalancer that are read from an object.
 const MOST_OWNERS: usize = 4;
+/// Largest number of endpoints that are read from a slice. The API server stores no more. This
+/// operator writes fewer, but Harvester's Go controller writes all VMs of a LoadBalancer into one
+/// slice, and the last known address and health of each VM are read from there.
+const MOST_ENDPOINTS: usize = 1000;
+/// Largest size in bytes of the names, UIDs and nodes that are read from a slice's endpoints, all
+/// together. A slice that this operator writes has less.
+const MOST_ENDPOINT_TEXT: usize = 128 * 1024;
 
 /// Returns the `namespace/name` of the LoadBalancer that owns an object, and the object's reference
-/// to this LoadBalancer. `None`: no LoadBalancer owns the object.
+/// to this LoadBalancer. `None`: no LoadBalancer owns the object. No LoadBalancer has a name or UID
+/// of more than [`LONGEST_WORD`] bytes.
 pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     let owned_by = meta.owner_references.as_deref().unwrap_or_default();
-    let owner =
-        owned_by.iter().find(|o| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP))?;
+    let is_lb = |o: &OwnerReference| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP);
+    let may_exist =
+        |o: &OwnerReference| [&o.name, &o.uid].iter().all(|text| text.len() <= LONGEST_WORD);
+    let owner = owned_by.iter().find(|o| is_lb(o) && may_exist(o))?;
     Some((qualified(meta, &owner.name), owner))
 }
 
@@ -57,13 +69,14 @@ pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
 }
 
 /// Owners that decisions and messages about an object use: at most `MOST_OWNERS` owners of kind
-/// LoadBalancer, and then the first owner of another kind.
+/// LoadBalancer, and then the first owner of another kind. Each text is cut at [`LONGEST_WORD`].
 pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
     let list = meta.owner_references.as_deref().unwrap_or_default();
+    let word = |text: &str| cut(text.to_owned(), LONGEST_WORD);
     let read = |o: &OwnerReference| OwnerRef {
-        kind: o.kind.clone(),
-        name: o.name.clone(),
-        uid: o.uid.clone(),
+        kind: word(&o.kind),
+        name: word(&o.name),
+        uid: word(&o.uid),
     };
     // Decisions depend only on owners of kind LoadBalancer. Of the other owners, only the first is
     // kept, because messages name it.
@@ -106,9 +119,12 @@ pub fn read_service(service: &Service) -> StoredService {
             .collect(),
         type_: spec.type_.unwrap_or_default(),
         has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
-        load_balancer_ip: spec.load_balancer_ip.unwrap_or_default(),
+        load_balancer_ip: cut(spec.load_balancer_ip.unwrap_or_default(), LONGEST_WORD),
         policy: spec.external_traffic_policy.unwrap_or_default(),
-        source_range: spec.load_balancer_source_ranges.and_then(|all| all.into_iter().next()),
+        source_range: spec
+            .load_balancer_source_ranges
+            .and_then(|all| all.into_iter().next())
+            .map(|range| cut(range, LONGEST_WORD)),
         families: spec.ip_families.unwrap_or_default(),
         ports: ports.into_iter().take(MOST_LISTENERS + 1).map(port).collect(),
         ingress: ingress
@@ -132,23 +148,19 @@ fn is_announced(ingress: &LoadBalancerIngress) -> bool {
 }
 
 /// Reads an EndpointSlice. Returns `namespace/name` and UID of the LoadBalancer that owns the
-/// slice, and the slice's content. `None`: no LoadBalancer owns the slice.
+/// slice, and the slice's content. `None`: no LoadBalancer owns the slice. A slice with more ports
+/// or endpoints than are read is not sound.
 pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)> {
     let (lb, owner) = owner(&slice.metadata)?;
     let label = |key: &str, value: &str| label(&slice.metadata, key, value);
-    let ports = slice.ports.as_deref().unwrap_or_default();
-    let mut ports: Vec<EndpointPort> = ports
-        .iter()
-        .map(|port| EndpointPort {
-            name: port.name.clone().unwrap_or_default(),
-            protocol: port.protocol.clone().unwrap_or_default(),
-            port: port.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(0),
-        })
-        .collect();
+    let stored_ports = slice.ports.as_deref().unwrap_or_default();
+    let mut ports: Vec<EndpointPort> =
+        stored_ports.iter().take(MOST_LISTENERS + 1).map(port).collect();
     ports.sort();
     let stored = slice.endpoints.as_deref().unwrap_or_default();
-    let endpoints: Vec<VmEndpoint> = stored.iter().filter_map(endpoint).collect();
-    let whole = stored.len() == endpoints.len() && stored.iter().all(is_plain);
+    let endpoints = endpoints(stored);
+    let whole = (stored_ports.len(), stored.len()) == (ports.len(), endpoints.len())
+        && stored.iter().all(is_plain);
     let seen = StoredSlice {
         name: slice.metadata.name.clone().unwrap_or_default(),
         version: slice.metadata.resource_version.clone().unwrap_or_default(),
@@ -168,15 +180,39 @@ pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)
     Some((lb, owner.uid.clone(), seen))
 }
 
+fn port(port: &FullPort) -> EndpointPort {
+    let word = |text: &Option<String>| cut(text.clone().unwrap_or_default(), LONGEST_WORD);
+    EndpointPort {
+        name: word(&port.name),
+        protocol: word(&port.protocol),
+        port: port.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(0),
+    }
+}
+
+/// First endpoints of a slice: at most [`MOST_ENDPOINTS`], with texts of at most
+/// [`MOST_ENDPOINT_TEXT`] in all.
+fn endpoints(stored: &[FullEndpoint]) -> Vec<VmEndpoint> {
+    let mut room = MOST_ENDPOINT_TEXT;
+    let has_room = |endpoint: &VmEndpoint| {
+        let VmEndpoint { name, uid, node, .. } = endpoint;
+        let left = room.checked_sub(name.len() + uid.len() + node.len());
+        room = left.unwrap_or(0);
+        left.is_some()
+    };
+    stored.iter().take(MOST_ENDPOINTS).filter_map(endpoint).take_while(has_room).collect()
+}
+
+/// Reads an endpoint. `None`: a field that the operator writes is missing, is not valid, or is a
+/// name or UID longer than [`LONGEST_WORD`].
 fn endpoint(endpoint: &FullEndpoint) -> Option<VmEndpoint> {
     let target = endpoint.target_ref.as_ref()?;
     let conditions = endpoint.conditions.as_ref();
     let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
     Some(VmEndpoint {
         address: endpoint.addresses.first()?.parse().ok()?,
-        name: target.name.as_deref()?.into(),
-        uid: target.uid.as_deref()?.into(),
-        node: endpoint.node_name.as_deref().unwrap_or_default().into(),
+        name: within(target.name.as_deref()?, LONGEST_WORD)?.into(),
+        uid: within(target.uid.as_deref()?, LONGEST_WORD)?.into(),
+        node: within(endpoint.node_name.as_deref().unwrap_or_default(), LONGEST_WORD)?.into(),
         // Harvester's Go controller writes only the condition `ready`, so `ready` stands for a
         // missing `serving`.
         serving: conditions.and_then(|c| c.serving).unwrap_or(ready),

@@ -359,6 +359,23 @@ fn anothers_service_is_left_alone_and_it_is_said_whose_it_is() {
     }
 }
 
+/// A tenant may write texts of any length into these fields.
+#[test]
+fn of_the_texts_of_a_service_little_is_kept() {
+    let listeners = listeners();
+    let mut service = made(&wanted("10.0.0.100", &listeners));
+    let long = "x".repeat(300_000);
+    let owner = |kind: &str| json!({"apiVersion": "v1", "kind": kind, "name": long, "uid": long});
+    let owners = service["metadata"]["ownerReferences"].as_array_mut().unwrap();
+    owners.extend([owner("LoadBalancer"), owner(&long)]);
+    service["spec"]["loadBalancerIP"] = json!(long);
+    service["spec"]["loadBalancerSourceRanges"] = json!([long]);
+    let stored = read(&service);
+    assert_eq!(foreign(&stored.owners, LB), None);
+    let kept = format!("{stored:?}").len();
+    assert!(kept < 4096, "{kept} bytes");
+}
+
 #[test]
 fn one_on_its_way_out_is_waited_for_and_one_of_the_other_family_goes_first() {
     let listeners = listeners();

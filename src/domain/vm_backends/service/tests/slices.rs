@@ -3,6 +3,7 @@
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::*;
+use crate::limits::text::LONGEST_WORD;
 use crate::vm_backends::endpoint_slices;
 use crate::vm_backends::endpoints::VmEndpoint;
 use api::LABEL_SERVICE_NAME;
@@ -120,6 +121,81 @@ fn a_slice_is_read_back_as_it_was_meant() {
                 holds_settings: false,
             };
             assert_eq!((key.as_str(), owner.as_str(), &read), ("apps/web", "lb-1", &expected));
+        }
+    }
+}
+
+/// Slice as this operator writes it, but with other endpoints.
+fn slice_with(endpoints: &[Value]) -> Value {
+    let slice = endpoint_slices::create(LB, "web", AddressFamily::V4, &slice_ports(), &[], "then");
+    let mut slice = serde_json::to_value(slice).unwrap();
+    slice["endpoints"] = json!(endpoints);
+    slice
+}
+
+fn endpoint(name: &str, uid: &str, node: &str) -> Value {
+    json!({
+        "addresses": ["10.0.0.5"], "nodeName": node,
+        "conditions": {"ready": true, "serving": true, "terminating": false},
+        "targetRef": {"name": name, "uid": uid},
+    })
+}
+
+/// An endpoint that is left out makes the slice not sound, so that the operator writes it again.
+#[test]
+fn an_endpoint_with_a_longer_name_or_uid_than_an_object_can_have_is_left_out() {
+    let (longest, longer) = ("x".repeat(LONGEST_WORD), "x".repeat(LONGEST_WORD + 1));
+    for (name, uid, node, expected) in [
+        (&longest, &longest, &longest, (2, true)),
+        (&longer, &longest, &longest, (1, false)),
+        (&longest, &longer, &longest, (1, false)),
+        (&longest, &longest, &longer, (1, false)),
+    ] {
+        let slice = slice_with(&[endpoint(name, uid, node), endpoint("vm-1", "uid-1", "n1")]);
+        let read = read_slice(&slice).2;
+        assert_eq!((read.endpoints.len(), read.sound), expected);
+        assert_eq!(&*read.endpoints.last().unwrap().uid, "uid-1");
+    }
+}
+
+/// Harvester's Go controller writes all VMs into one slice. An API server stores at most 1,000
+/// endpoints of a slice.
+#[test]
+fn of_a_slice_as_many_endpoints_are_kept_as_a_controller_writes() {
+    for (count, length, kept) in [
+        (endpoint_slices::MOST, 253, endpoint_slices::MOST),
+        (1_000, 40, 1_000),
+        (1_001, 4, 1_000),
+        // Of each endpoint, the name, the UID and the node have 253 bytes.
+        (1_000, 253, 128 * 1024 / (3 * 253)),
+    ] {
+        let name = |n: usize| format!("{n:0>length$}");
+        let each = |n: usize| endpoint(&name(n), &name(n), &name(n));
+        let read = read_slice(&slice_with(&(0..count).map(each).collect::<Vec<_>>())).2;
+        assert_eq!((read.endpoints.len(), read.sound), (kept, kept == count), "{count} {length}");
+        assert_eq!(&*read.endpoints[kept - 1].uid, name(kept - 1));
+    }
+}
+
+#[test]
+fn of_a_slice_as_many_ports_are_kept_as_a_service_can_need() {
+    for (count, kept) in [(256, 256), (257, 257), (258, 257), (20_000, 257)] {
+        let mut slice = slice_with(&[]);
+        let each = |n: usize| json!({"name": format!("p{n}"), "protocol": "TCP", "port": 80});
+        slice["ports"] = (0..count).map(each).collect();
+        let read = read_slice(&slice).2;
+        assert_eq!((read.ports.len(), read.sound), (kept, kept == count), "{count}");
+    }
+}
+
+#[test]
+fn an_owner_with_a_longer_name_or_uid_than_an_object_can_have_owns_no_slice() {
+    for field in ["name", "uid"] {
+        for (length, is_owner) in [(LONGEST_WORD, true), (LONGEST_WORD + 1, false)] {
+            let mut slice = slice_with(&[]);
+            slice["metadata"]["ownerReferences"][0][field] = json!("x".repeat(length));
+            let slice = serde_json::from_value::<EndpointSlice>(slice).unwrap();
+            assert_eq!(stored::read_slice(&slice).is_some(), is_owner, "{field} {length}");
         }
     }
 }
