@@ -1,11 +1,14 @@
 //! Facts about one run of a VM, for decisions about endpoints: its state, its pods, its addresses.
 //!
-//! A cluster may have twenty thousand VMs, so the facts contain no more than decisions use.
+//! A cluster may have twenty thousand VMs, so the facts contain no more than decisions use. A
+//! tenant may write texts of any length. A name that is too long for an object counts as absent.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::health::may_be_backend;
+use super::listeners::LONGEST_VALUE;
+use crate::limits::text::{LONGEST_WORD, cut, within};
 use api::kubevirt::{
     Interface, LABEL_CREATOR, LABEL_GUEST_CLUSTER, LauncherPod, NODE_DRIVER, Network,
     TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance, VmiCondition,
@@ -82,7 +85,7 @@ pub struct Nic {
 }
 
 /// Region and zone, from the labels of a node or the annotations of a VM. `None`: there is no such
-/// label or annotation.
+/// label or annotation. An annotation that is longer than a label can be is cut, but still longer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// `topology.kubernetes.io/region`.
@@ -144,7 +147,7 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
     let conditions = status.map_or(&[][..], |s| &s.conditions);
     let annotation = |key: &str| {
         let value = vmi.metadata.annotations.as_ref()?.get(key)?;
-        Some(value.as_str().into())
+        Some(cut(value.clone(), LONGEST_VALUE + 1).into())
     };
     let label = |key: &str| vmi.metadata.labels.as_ref().and_then(|labels| labels.get(key));
     let made_by_driver = label(LABEL_CREATOR).is_some_and(|creator| creator == NODE_DRIVER);
@@ -154,7 +157,7 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
     Vm {
         uid: text(vmi.metadata.uid.as_deref()),
         version: text(vmi.metadata.resource_version.as_deref()),
-        node: text(status.map(|s| s.node_name.as_str())),
+        node: text(status.and_then(|s| within(&s.node_name, LONGEST_WORD))),
         phase: phase(status.map_or("", |s| &s.phase)),
         ready: readiness(conditions),
         paused: is_true(conditions, "Paused"),
@@ -170,7 +173,7 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
 }
 
 /// Reads from a pod the facts that decisions use. `None`: no VirtualMachineInstance controls the
-/// pod.
+/// pod. No VirtualMachineInstance has a UID of more than [`LONGEST_WORD`] bytes.
 pub fn pod(pod: &LauncherPod) -> Option<VmPod> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let owner =
@@ -178,8 +181,8 @@ pub fn pod(pod: &LauncherPod) -> Option<VmPod> {
     let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
     Some(VmPod {
         uid: text(pod.metadata.uid.as_deref()),
-        vm: owner.uid.as_str().into(),
-        node: pod.spec.node_name.as_str().into(),
+        vm: within(&owner.uid, LONGEST_WORD)?.into(),
+        node: text(within(&pod.spec.node_name, LONGEST_WORD)),
         created: pod.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
         ready: !ended && is_true(&pod.status.conditions, "Ready"),
         deleting: pod.metadata.deletion_timestamp.is_some(),
@@ -240,7 +243,10 @@ fn nics(namespace: &str, networks: &[Network], interfaces: &[Interface]) -> Box<
         .collect()
 }
 
+/// Name of a network as `namespace/name`. Empty, as for the pod network: the name is too long for
+/// an object.
 fn qualified(namespace: &str, network: &str) -> Box<str> {
+    let Some(network) = within(network, LONGEST_WORD) else { return Box::default() };
     if network.contains('/') { network.into() } else { format!("{namespace}/{network}").into() }
 }
 

@@ -1,5 +1,7 @@
 //! Reading of VirtualMachineInstances and pods, as KubeVirt writes them.
 
+mod bounds;
+
 use serde_json::{Value, json};
 
 use super::*;
