@@ -114,10 +114,10 @@ pub(super) struct KnownNode {
 impl Views {
     pub(super) fn set_vm(&self, vmi: &VirtualMachineInstance) {
         let (namespace, name) = (vmi.namespace().unwrap_or_default(), vmi.name_any());
-        let vm = vm::vm(vmi);
+        let (vm, labels) = (vm::vm(vmi), vm::labels(vmi));
         let here = lock(&self.index.nodes).get(&*vm.node).map(|node| node.topology.clone());
         let moved = here.is_some_and(|here| topology::patch(&vm, &here).is_some());
-        let affected = lock(&self.index.vms).set_vm(&namespace, &name, vmi.labels(), vm);
+        let affected = lock(&self.index.vms).set_vm(&namespace, &name, &labels, vm);
         self.enqueue_lbs_of_changed_vms(affected);
         if moved {
             self.notify(ChangeEvent::Moved(format!("{namespace}/{name}").into()));

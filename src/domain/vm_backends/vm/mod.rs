@@ -3,11 +3,13 @@
 //! A cluster may have twenty thousand VMs, so the facts contain no more than decisions use. A
 //! tenant may write texts of any length. A name that is too long for an object counts as absent.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::health::may_be_backend;
 use super::listeners::LONGEST_VALUE;
+use super::selector_index::Labels;
 use crate::limits::text::{LONGEST_WORD, cut, within};
 use api::kubevirt::{
     Interface, LABEL_CREATOR, LABEL_GUEST_CLUSTER, LauncherPod, NODE_DRIVER, Network,
@@ -120,6 +122,9 @@ pub struct VmPod {
 const MOST_ADDRESSES: usize = 16;
 /// Largest number of interfaces that are read from one VM.
 const MOST_NICS: usize = 32;
+/// Largest number of labels that are read from one VM. A short label takes more memory in the index
+/// of VMs than in the stored object.
+const MOST_VM_LABELS: usize = 256;
 
 impl Vm {
     /// Whether `self` and `other` are equal in every fact that decides about endpoints.
@@ -169,6 +174,18 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
             .filter(|_| is_node)
             .map(|multus| qualified(namespace, &multus.network_name))
             .unwrap_or_default(),
+    }
+}
+
+/// Labels of a VirtualMachineInstance by which LoadBalancers select the VM: at most
+/// `MOST_VM_LABELS`, the first in the order of their keys.
+pub fn labels(vmi: &VirtualMachineInstance) -> Cow<'_, Labels> {
+    match &vmi.metadata.labels {
+        Some(all) if all.len() <= MOST_VM_LABELS => Cow::Borrowed(all),
+        all => {
+            let few = all.iter().flatten().take(MOST_VM_LABELS);
+            Cow::Owned(few.map(|(key, value)| (key.clone(), value.clone())).collect())
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reading of texts that are longer than KubeVirt would write them.
+//! Reading of texts and lists that are longer than KubeVirt would write them.
 
 use super::*;
 use crate::vm_backends::topology;
@@ -43,6 +43,18 @@ fn a_network_or_node_with_a_longer_name_than_an_object_can_have_counts_as_none()
         let mut pod = launcher();
         pod["spec"]["nodeName"] = json!(name);
         assert_eq!(&*read_pod(pod).unwrap().node, expected, "{length}");
+    }
+}
+
+#[test]
+fn of_many_labels_the_first_are_read() {
+    for (count, kept) in [(0, 0), (256, 256), (257, 256), (50_000, 256)] {
+        let all: Labels = (0..count).map(|n| (format!("{n:05}"), "v".to_owned())).collect();
+        let metadata = json!({"name": "web", "labels": all});
+        let vmi = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": metadata, "spec": {}});
+        let vmi = serde_json::from_value(vmi).unwrap();
+        assert!(labels(&vmi).iter().eq(all.iter().take(kept)), "{count}");
     }
 }
 
