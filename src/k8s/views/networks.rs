@@ -227,11 +227,13 @@ fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
     }
 }
 
-/// Bridge and VLAN of a network. `None`: the network uses no bridge of the node.
+/// Bridge and VLAN of a network. `None`: the network uses no bridge of the node. No bridge has a
+/// name of more than [`LONGEST_WORD`] bytes.
 fn attachment(network: &NetworkAttachmentDefinition) -> Option<NetworkAttachment> {
     let BridgePlugin { type_, bridge, vlan, .. } =
         serde_json::from_str(&network.spec.config).ok()?;
-    (type_ == "bridge" && !bridge.is_empty()).then_some(NetworkAttachment { bridge, vlan })
+    let is_bridge = type_ == "bridge" && (1..=LONGEST_WORD).contains(&bridge.len());
+    is_bridge.then_some(NetworkAttachment { bridge, vlan })
 }
 
 /// Address range of a network, from the annotation that Harvester writes. `None`: the annotation is
@@ -241,4 +243,24 @@ fn range(network: &NetworkAttachmentDefinition) -> Option<NetworkRange> {
     let NetworkRoute { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;
     let cidr: IpNet = cidr.parse().ok().filter(|_| !outdated)?;
     Some(NetworkRange { cidr: cidr.trunc(), gateway: gateway.parse().ok() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_bridge_with_a_longer_name_than_a_link_can_have_is_none() {
+        for (length, is_bridge) in [(0, false), (15, true), (320, true), (321, false)] {
+            let config = json!({"type": "bridge", "bridge": "b".repeat(length)}).to_string();
+            let network: NetworkAttachmentDefinition = serde_json::from_value(json!({
+                "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+                "metadata": {"namespace": "ns", "name": "lan"}, "spec": {"config": config},
+            }))
+            .unwrap();
+            assert_eq!(known(&network).attachment.is_some(), is_bridge, "{length}");
+        }
+    }
 }
