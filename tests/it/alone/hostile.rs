@@ -6,22 +6,36 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use harvester_guest_operator::api::LoadBalancer;
-use k8s_openapi::api::core::v1::ConfigMap;
+use harvester_guest_operator::api::kubevirt::{
+    LABEL_GUEST_CLUSTER, LAUNCHER, TOPOLOGY_REGION, TOPOLOGY_ZONE,
+};
+use harvester_guest_operator::api::{
+    LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, LoadBalancer, MANAGER,
+};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
+use testbed::kubevirt::instances;
 use testbed::{Operator, eventually};
 
-use crate::support::{Cluster, LATER, ready};
+use crate::support::{Cluster, LATER, SOON, ready};
 use crate::vms::input::as_harvester_ships_it;
 use crate::vms::raw;
 
 /// Objects of one tenant.
 const HOSTILE: usize = 1_000;
-/// Number of creates of them at the same time.
+/// Slices of the same tenant, and as many VMs and pods.
+const LARGE: u32 = 20;
+/// Size in bytes of the texts of one of these. The API server stores 1.5 MiB of an object.
+const LARGE_TEXT: usize = 1200 * 1024;
+/// LoadBalancer that owns the slices. A guest cluster serves it, so the operator deletes none.
+const OWNER: &str = "h-0002";
+/// Number of creates at the same time.
 const CREATES_AT_ONCE: usize = 4;
-/// Limit of the memory that they cost, at the peak.
+/// Limit of the memory that the LoadBalancers cost, at the peak, and of the memory that the slices,
+/// VMs and pods cost beyond that.
 const MOST_MIB: u64 = 20;
 /// Longest wait of another tenant for an address while they are created. It begins when a bare
 /// client's watch has the object. It does not contain the API server's own time: 0.3 s on an idle
@@ -76,6 +90,63 @@ fn hostile(number: usize) -> Result<LoadBalancer> {
         }
     }
     Ok(serde_json::from_value(lb)?)
+}
+
+/// A slice in the form of the operator's. No object has the name and the UID of one endpoint.
+fn large_slice(number: u32, owner: &str) -> Value {
+    let half = "x".repeat(LARGE_TEXT / 2);
+    let endpoint = |name: &str, uid: &str| {
+        json!({
+            "addresses": ["10.52.0.7"], "conditions": {"ready": true},
+            "targetRef": {"name": name, "uid": uid},
+        })
+    };
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("large-{number}"),
+            "labels": {
+                LABEL_SERVICE_NAME: OWNER, LABEL_SERVICE_LB: "true", LABEL_SLICE_MANAGER: MANAGER,
+            },
+            "ownerReferences": [{
+                "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+                "name": OWNER, "uid": owner,
+            }],
+        },
+        "addressType": "IPv4", "ports": [],
+        "endpoints": [endpoint("vm", "uid"), endpoint(&half, &half)],
+    })
+}
+
+/// A node of a guest cluster, on a network whose name no object has.
+fn large_vm(number: u32) -> Value {
+    let (part, rest) = (LARGE_TEXT / 12, LARGE_TEXT / 12 * 10);
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": format!("large-{number}"), "labels": {LABEL_GUEST_CLUSTER: "hostile"},
+            "annotations": {TOPOLOGY_REGION: "x".repeat(part), TOPOLOGY_ZONE: "x".repeat(part)},
+        },
+        "spec": {"networks": [{"name": "lan", "multus": {"networkName": "x".repeat(rest)}}]},
+        "status": {"phase": "Running", "interfaces": [{"name": "lan"}, {"name": "lan"}]},
+    })
+}
+
+/// A pod of a VM whose UID no object has. `managedFields` repeats the UID. The garbage collector
+/// deletes the pod, and the finalizer keeps it.
+fn large_pod(number: u32) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": format!("large-{number}"), "labels": {LAUNCHER.0: LAUNCHER.1},
+            "finalizers": ["example.com/theirs"],
+            "ownerReferences": [{
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "name": "vm", "uid": "x".repeat(LARGE_TEXT / 2), "controller": true,
+            }],
+        },
+        "spec": {"containers": [{"name": "compute", "image": "virt-launcher"}]},
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,7 +210,38 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_none() -> Result<()> {
         .find(|c| c.type_ == "Theirs")
         .and_then(|c| c.message.as_ref().map(String::len));
     assert_eq!(length, Some(TEXT));
+
+    let before = peak(&operator)?;
+    create_large(&cluster).await?;
+    // Each slice has one endpoint that the operator keeps.
+    eventually(SOON, "all slices", async || {
+        let kept = operator.metric("hgo_endpoints", &["\"ready\""]).await?;
+        anyhow::Ok(kept >= f64::from(LARGE))
+    })
+    .await?;
+    let cost = (peak(&operator)? - before) / 1024;
+    println!("{LARGE} slices, VMs and pods of {LARGE_TEXT} bytes: {cost} MiB");
+    ensure!(cost < MOST_MIB, "{cost} MiB");
     Ok(())
+}
+
+/// Creates the slices, VMs and pods. A slice is created after the VM and the pod of its number.
+async fn create_large(cluster: &Cluster) -> Result<()> {
+    let client = &cluster.client;
+    let owner = Api::<LoadBalancer>::namespaced(client.clone(), "hostile").get(OWNER).await?;
+    let owner = owner.uid().context("no UID")?;
+    let vms = instances(client, "hostile");
+    let pods = Api::<Pod>::namespaced(client.clone(), "hostile");
+    let slices = Api::<EndpointSlice>::namespaced(client.clone(), "hostile");
+    let new = PostParams::default();
+    let all = stream::iter(0..LARGE).map(anyhow::Ok);
+    all.try_for_each_concurrent(CREATES_AT_ONCE, async |number| {
+        vms.create(&new, &serde_json::from_value(large_vm(number))?).await?;
+        pods.create(&new, &serde_json::from_value(large_pod(number))?).await?;
+        slices.create(&new, &serde_json::from_value(large_slice(number, &owner))?).await?;
+        anyhow::Ok(())
+    })
+    .await
 }
 
 /// Longest waits of another tenant for an address: since a bare client's watch has had the object,
