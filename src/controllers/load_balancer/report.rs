@@ -5,10 +5,14 @@ use kube::{Resource, ResourceExt};
 use super::{LbContext, ServingOutcome, leasing};
 use crate::api::{ConditionStatus, LoadBalancer, READY};
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::AddressOutcome;
+use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason;
+use crate::domain::vm_backends::backend_address::AddressFault;
 use crate::domain::vm_backends::readiness::{self, ServingStatus};
+
+/// Largest number of refused addresses that are logged at one write. The condition names as many.
+const MOST_LOGGED: usize = 5;
 
 /// Reports a published status. `lb`: the LoadBalancer as it was before the write of that status.
 pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext) {
@@ -16,6 +20,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext
     let ServingOutcome { outcome, report, .. } = served;
     if let Some(report) = report {
         report_service(lb, report, ctx);
+        log_refused(lb, served);
     }
     let before =
         lb.status.as_ref().and_then(|s| s.allocated_address.as_ref()).and_then(|a| a.ip.as_deref());
@@ -72,5 +77,31 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
         ctx.shared.events.normal(lb.object_ref(&()), why, message);
     } else {
         ctx.shared.events.warning(lb.object_ref(&()), why, message);
+    }
+}
+
+/// Logs the objects of the cluster whose addresses VMs report, if the write has changed the
+/// condition that names these addresses. The condition and the Event do not name the objects,
+/// because an object may be another tenant's. `lb`: the LoadBalancer as it was before the write.
+fn log_refused(lb: &LoadBalancer, served: &ServingOutcome) {
+    let ServingOutcome { outcome, report, .. } = served;
+    let (_, ready) = status::address_and_ready(lb, outcome, report.as_ref());
+    let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
+    let before = conditions.iter().find(|c| c.type_ == READY);
+    let is_news = before.is_none_or(|c| (&c.reason, &c.message) != (&ready.reason, &ready.message));
+    if ready.reason.as_deref() != Some(reason::BACKEND_ADDRESS_REFUSED) || !is_news {
+        return;
+    }
+    let backends = report.iter().filter_map(|report| report.backends.as_ref());
+    for (vm, address, fault) in backends.flat_map(|found| &found.refused).take(MOST_LOGGED) {
+        if let AddressFault::Reserved(object) = fault {
+            tracing::info!(
+                lb = facts::name(lb),
+                %vm,
+                %address,
+                %object,
+                "the VM reports an address of the cluster, which is refused"
+            );
+        }
     }
 }

@@ -106,14 +106,7 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
 /// owner is a LoadBalancer. [`AddressUses::others`] contains this LoadBalancer if another
 /// LoadBalancer is to publish the address.
 fn use_of(reserved: &Reserved) -> Option<&'static str> {
-    match reserved {
-        Reserved::Management(_) => Some("the cluster's management address"),
-        Reserved::Node(_) => Some("a node's own address"),
-        Reserved::ClusterIp(_) | Reserved::Ingress(_) => Some("the address of a Service"),
-        Reserved::OwnIngress(_) => None,
-        Reserved::ServiceNetwork(_) => Some("in the cluster's service network"),
-        Reserved::PodNetwork(_) => Some("in the cluster's pod network"),
-    }
+    (!matches!(reserved, Reserved::OwnIngress(_))).then(|| reserved.unnamed())
 }
 
 /// Reason not to publish an address that is the network's gateway, or is outside the network's

@@ -63,10 +63,25 @@ impl Reserved {
     pub fn is_ingress(&self) -> bool {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }
+
+    /// Description of the object without its name, for texts that tenants read. The object may be
+    /// another tenant's. Completes the sentence "the address is …".
+    pub fn unnamed(&self) -> &'static str {
+        match self {
+            Self::Management(_) => "the cluster's management address",
+            Self::Node(_) => "a node's own address",
+            Self::ClusterIp(_) | Self::Ingress(_) | Self::OwnIngress(_) => {
+                "the address of a Service"
+            }
+            Self::ServiceNetwork(_) => "in the cluster's service network",
+            Self::PodNetwork(_) => "in the cluster's pod network",
+        }
+    }
 }
 
 impl fmt::Display for Reserved {
-    /// Writes the end of the sentence "the address is …".
+    /// Writes the end of the sentence "the address is …". The text names the object, so it is for
+    /// admins and the log only. [`Reserved::unnamed`] is for tenants.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Management(map) => write!(f, "the management address (ConfigMap {map})"),

@@ -51,12 +51,13 @@ pub enum AddressFault {
 }
 
 impl fmt::Display for AddressFault {
-    /// Completes the sentence "the address is …".
+    /// Completes the sentence "the address is …". Tenants read the text, so it does not name the
+    /// object of the cluster that has the address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Own => f.write_str("the load balancer's own"),
             Self::NotOfPod => f.write_str("no address of its pod"),
-            Self::Reserved(object) => object.fmt(f),
+            Self::Reserved(object) => f.write_str(object.unnamed()),
             Self::Outside(network, cidr) => write!(f, "outside {cidr} of network {network}"),
             Self::Gateway(network) => write!(f, "the gateway of network {network}"),
         }

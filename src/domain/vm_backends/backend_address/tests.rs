@@ -56,10 +56,10 @@ fn on_the_pod_network_only_the_pods_own_addresses_count() {
 fn on_other_networks_no_address_of_the_cluster_does() {
     let pods = [pod(false, &["10.52.3.7"])];
     for (address, why) in [
-        ("10.53.0.1", "the cluster IP of Service default/kubernetes"),
-        ("10.52.3.7", "in the pod network of Node n1"),
-        ("192.168.1.11", "an address of Node n1"),
-        ("192.168.1.10", "the management address (ConfigMap harvester-system/vip)"),
+        ("10.53.0.1", "the address of a Service"),
+        ("10.52.3.7", "in the cluster's pod network"),
+        ("192.168.1.11", "a node's own address"),
+        ("192.168.1.10", "the cluster's management address"),
         ("192.168.1.99", "the load balancer's own"),
         ("192.168.1.1", "the gateway of network default/vlan1"),
         ("192.168.2.5", "outside 192.168.1.0/24 of network default/vlan1"),
