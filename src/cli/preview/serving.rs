@@ -163,8 +163,7 @@ impl PreviewTarget<'_> {
         let known = remembered(&slices);
         let members = Members { network: named, family: wanted.family() };
         let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);
-        let name = (self.lb.namespace, self.lb.name);
-        let found = self.views.backends(name, &members, wanted.address, last);
+        let found = self.views.backends(lb, &members, wanted.address, last);
         // A leader begins its term with the verdicts of health checks that the stored
         // EndpointSlices record. So this plan uses the same verdicts.
         let is_well = |endpoint: &VmEndpoint| {

@@ -3,7 +3,11 @@
 
 use std::net::IpAddr;
 
+use kube::ResourceExt;
+
 use super::Views;
+use crate::api::LoadBalancer;
+use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::network::NetworkAttachment;
 use crate::domain::network::host_links::NetworkReach;
@@ -38,12 +42,12 @@ impl Views {
         AnnouncePlace { network: network.to_owned(), attachment, link }
     }
 
-    /// VMs that the LoadBalancer `namespace/name` selects, each with its address and state as a
-    /// backend. `wants` has the conditions that the address of a VM must meet. `own` is the
-    /// LoadBalancer's address. `last` returns the last known address of a VM by the VM's UID.
+    /// VMs that the LoadBalancer selects, each with its address and state as a backend. `wants` has
+    /// the conditions that the address of a VM must meet. `own` is the LoadBalancer's address.
+    /// `last` returns the last known address of a VM by the VM's UID.
     pub fn backends(
         &self,
-        (namespace, name): (&str, &str),
+        lb: &LoadBalancer,
         wants: &endpoints::WantedAddresses<'_>,
         own: Option<IpAddr>,
         last: impl Fn(&str) -> Option<IpAddr>,
@@ -51,9 +55,11 @@ impl Views {
         let rules = AddressRules {
             own,
             reserved: &|address| self.infrastructure.why_reserved(address),
+            listed: &|address| facts::lists_backend(lb, address),
             range: &|network| self.network_range(network),
         };
-        self.of_members(namespace, name, |(name, vm, pods)| {
+        let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
+        self.of_members(&namespace, &name, |(name, vm, pods)| {
             endpoints::backend(name.clone(), vm, pods, wants, || last(&vm.uid), &rules)
         })
     }

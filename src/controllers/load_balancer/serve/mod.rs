@@ -132,7 +132,7 @@ async fn announce(
         Ok(check) => (check, None),
         Err(fault) => (None, Some(fault.to_string())),
     };
-    let backends = at.backends(&wanted, named, check.as_ref());
+    let backends = at.backends(lb, &wanted, named, check.as_ref());
     let (backends, health_fault) = match backends {
         Ok(backends) => (backends, health_fault),
         Err((backends, fault)) => (backends, Some(fault)),
@@ -265,6 +265,7 @@ impl<'a> ServiceTarget<'a> {
     /// Field 1: the reason.
     fn backends(
         &self,
+        lb: &LoadBalancer,
         wanted: &WantedService<'_>,
         named: &str,
         check: Option<&CheckSettings>,
@@ -275,7 +276,7 @@ impl<'a> ServiceTarget<'a> {
         let known = LazyCell::new(|| remembered(&slices));
         let wants = endpoints::WantedAddresses { network: named, family: wanted.family() };
         let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);
-        let found = views.backends((&self.namespace, &self.name), &wants, wanted.address, last);
+        let found = views.backends(lb, &wants, wanted.address, last);
         let prober = &self.ctx.prober;
         let Some(check) = check else {
             prober.remove(&self.key);

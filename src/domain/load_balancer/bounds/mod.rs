@@ -32,9 +32,11 @@ pub const LONGEST_NAME: usize = 63;
 /// a whole. If a list is larger, the other clients' entries are not kept in memory, and the object
 /// is read again before a write.
 const MOST_FOREIGN: usize = 1024;
-/// Largest number of addresses of `status.backendServers` that are kept in memory. A longer list is
-/// replaced by its [`digest`].
+/// Largest number of addresses of `status.backendServers` that are kept in memory as a list. A
+/// longer list is replaced by its [`digest`] and its [`first_of`].
 const LONGEST_LIST: usize = 16;
+/// Maximum size in bytes of the text that [`first_of`] returns: about 600 IPv4 addresses.
+const LONGEST_FIRST: usize = 8 * 1024;
 
 /// Annotations that decisions use. [`trim`] removes all other annotations.
 const ANNOTATIONS: [&str; 10] = [
@@ -86,7 +88,7 @@ pub fn trim(lb: &mut LoadBalancer) -> bool {
             trim_allocated(allocated);
         }
         if let Some(servers) = status.backend_servers.as_mut().filter(|s| s.len() > LONGEST_LIST) {
-            *servers = vec![digest(servers.iter().map(String::as_str))];
+            *servers = vec![digest(servers.iter().map(String::as_str)), first_of(servers)];
         }
     }
     partial
@@ -103,13 +105,36 @@ pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     format!("sha256:{}", hex(&hash.finalize()))
 }
 
-/// Whether `stored` equals `list`, or contains only the [`digest`] of `list`. `stored`: a list in
-/// an object that [`trim`] may have cut.
+/// First addresses of a list, at most [`LONGEST_FIRST`] bytes, each with a space after it. [`trim`]
+/// stores them beside the [`digest`].
+fn first_of(list: &[String]) -> String {
+    let mut text = String::new();
+    for address in list {
+        if text.len() + address.len() >= LONGEST_FIRST {
+            break;
+        }
+        text.push_str(address);
+        text.push(' ');
+    }
+    text.shrink_to_fit();
+    text
+}
+
+/// Whether `stored` equals `list`, or contains the [`digest`] of `list` in its place. `stored`: a
+/// list in an object that [`trim`] may have cut.
 pub fn is_list(stored: &[String], list: &[String]) -> bool {
-    if list.len() > LONGEST_LIST && stored.len() == 1 {
-        return stored[0] == digest(list.iter().map(String::as_str));
+    if list.len() > LONGEST_LIST
+        && let [kept, _first] = stored
+    {
+        return *kept == digest(list.iter().map(String::as_str));
     }
     stored == list
+}
+
+/// Whether the list `stored` contains the address. `stored`: a list in an object that [`trim`] may
+/// have cut. Of a list that was cut, only the first addresses are known, about 600.
+pub fn lists(stored: &[String], address: &str) -> bool {
+    stored.iter().flat_map(|text| text.split(' ')).any(|listed| listed == address)
 }
 
 fn trim_finalizers(finalizers: Option<&mut Vec<String>>) -> bool {

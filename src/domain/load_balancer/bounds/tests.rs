@@ -174,5 +174,10 @@ fn a_list_and_its_digest_stand_for_the_same() {
         for other in [list(n + 1), list(n).into_iter().skip(1).collect()] {
             assert!(!is_list(&kept, &other) || other == list(n), "{n}");
         }
+        for (at, address) in list(n + 1).iter().enumerate() {
+            // The text of the first addresses has no room for the last of a thousand.
+            assert!(at > 600 || lists(&kept, address) == (at < n), "{address} of {n}");
+        }
+        assert!(!lists(&kept, "10.0.0.") && !lists(&kept, "10.0.0.1000"), "{n}");
     }
 }

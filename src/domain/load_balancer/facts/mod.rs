@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
+use super::bounds;
 use crate::limits::text::{LONGEST_WORD, cut};
 use crate::network::Segment;
 use crate::pools::allocator::LoadBalancerEntry;
@@ -184,6 +185,13 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
 pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
     let published = lb.status.as_ref().and_then(|status| status.address.as_deref());
     published.is_some_and(|published| published.parse() == Ok(address))
+}
+
+/// Whether `status.backendServers` of the LoadBalancer has this address. Only the operator writes
+/// this list: admission refuses the changes of other clients.
+pub fn lists_backend(lb: &LoadBalancer, address: IpAddr) -> bool {
+    let stored = lb.status.as_ref().and_then(|status| status.backend_servers.as_deref());
+    bounds::lists(stored.unwrap_or_default(), &address.to_string())
 }
 
 /// Whether `status.allocatedAddress` has an address. `0.0.0.0` counts as an address. It means that

@@ -1,7 +1,7 @@
 //! Tests of the facts of a LoadBalancer, including facts that another object contradicts.
 
 use super::*;
-use api::ANNOTATION_PROJECT;
+use api::{ANNOTATION_PROJECT, LoadBalancerStatus};
 
 fn lb(annotations: &[(&str, &str)], guest: bool) -> LoadBalancer {
     let mut lb = LoadBalancer::default();
@@ -66,4 +66,15 @@ fn vms_are_asked_for_a_network_only_where_nothing_else_names_one() {
     ] {
         assert_eq!(asked(annotations, labels, guest), None, "{annotations:?} {labels:?} {guest}");
     }
+}
+
+#[test]
+fn the_status_lists_the_addresses_of_backends_and_no_others() {
+    let mut lb = lb(&[], false);
+    let lists = |lb: &LoadBalancer, address: &str| lists_backend(lb, address.parse().unwrap());
+    assert!(!lists(&lb, "10.0.0.5"), "no status");
+    let backend_servers = Some(vec!["10.0.0.5".to_owned(), "fd00::5".to_owned()]);
+    lb.status = Some(LoadBalancerStatus { backend_servers, ..LoadBalancerStatus::default() });
+    assert!(lists(&lb, "10.0.0.5") && lists(&lb, "fd00::5"));
+    assert!(!lists(&lb, "10.0.0.50") && !lists(&lb, "10.0.0.6"));
 }

@@ -30,6 +30,8 @@ pub struct AddressRules<'a> {
     pub own: Option<IpAddr>,
     /// Returns the object of the cluster that has the given address. `None`: no object has it.
     pub reserved: &'a dyn Fn(IpAddr) -> Option<Reserved>,
+    /// Returns whether `status.backendServers` of the stored LoadBalancer has the given address.
+    pub listed: &'a dyn Fn(IpAddr) -> bool,
     /// Returns the CIDR and the router of the network with the given `namespace/name`. `None`: they
     /// are not known.
     pub range: &'a dyn Fn(&str) -> Option<NetworkRange>,
@@ -66,8 +68,12 @@ impl fmt::Display for AddressFault {
 
 /// Returns the reason why an address that a VM reports on a network is refused. `None`: the address
 /// is accepted. `network`: `namespace/name`, or empty for the pod network. `pods`: pods of the VM.
-/// `had` returns whether a stored EndpointSlice has the address for this VM. If so, the VM may keep
-/// the address, even if the address is now also the ingress address of a Service.
+/// `had` returns whether a stored EndpointSlice has the address for this VM.
+///
+/// A VM may keep an address that is now also the ingress address of a Service, if a slice has the
+/// address for this VM, and the LoadBalancer's status lists the address. A slice alone does not
+/// suffice, because a tenant who may write EndpointSlices can write one exactly as the operator
+/// does. The status alone does not suffice, because it does not say which VM had the address.
 pub fn fault(
     address: IpAddr,
     network: &str,
@@ -84,7 +90,7 @@ pub fn fault(
         return (!of_pod).then_some(AddressFault::NotOfPod);
     }
     if let Some(object) = (rules.reserved)(address)
-        && !(object.is_ingress() && had())
+        && !(object.is_ingress() && (rules.listed)(address) && had())
     {
         return Some(AddressFault::Reserved(object));
     }

@@ -30,10 +30,21 @@ fn pod(ended: bool, addresses: &[&str]) -> VmPod {
     VmPod { ended, addresses: addresses.iter().map(|text| ip(text)).collect(), ..VmPod::default() }
 }
 
+/// `had`: whether the VM had the address before, according to its slice and to the status.
 fn said(address: &str, network: &str, pods: &[VmPod], had: bool) -> Option<String> {
+    judged(address, network, pods, had, had)
+}
+
+fn judged(
+    address: &str,
+    network: &str,
+    pods: &[VmPod],
+    in_slice: bool,
+    listed: bool,
+) -> Option<String> {
     let own = Some(ip("192.168.1.99"));
-    let rules = AddressRules { own, reserved: &reserved, range: &range };
-    fault(ip(address), network, pods, &rules, || had).map(|fault| fault.to_string())
+    let rules = AddressRules { own, reserved: &reserved, listed: &|_| listed, range: &range };
+    fault(ip(address), network, pods, &rules, || in_slice).map(|fault| fault.to_string())
 }
 
 #[test]
@@ -80,5 +91,18 @@ fn a_load_balancer_gets_no_address_that_a_vm_was_at_before() {
     for address in ["192.168.1.50", "192.168.1.51"] {
         assert!(said(address, LAN, &[], false).is_some(), "{address}");
         assert_eq!(said(address, LAN, &[], true), None, "{address}");
+    }
+}
+
+/// A tenant who may write EndpointSlices can store another tenant's address there for its own VM.
+/// The list in the status has no UIDs, so the address in it may be another VM's.
+#[test]
+fn slice_and_status_together_show_that_a_vm_had_an_address() {
+    for address in ["192.168.1.50", "192.168.1.51"] {
+        for (in_slice, listed) in [(true, false), (false, true)] {
+            let why = judged(address, LAN, &[], in_slice, listed);
+            assert_eq!(why.as_deref(), Some("the address of a Service"), "{in_slice} {listed}");
+        }
+        assert_eq!(judged(address, LAN, &[], true, true), None, "{address}");
     }
 }

@@ -247,7 +247,8 @@ fn pods(state: &str, migration: &str) -> Vec<VmPod> {
 /// `None` if the VM has no endpoint.
 fn decided(vm: &Vm, pods: &[VmPod], health: &str) -> (&'static str, Option<Box<str>>) {
     let wanted = WantedAddresses { network: "apps/vlan1", family: AddressFamily::V4 };
-    let rules = AddressRules { own: None, reserved: &|_| None, range: &|_| None };
+    let rules =
+        AddressRules { own: None, reserved: &|_| None, listed: &|_| false, range: &|_| None };
     let backend = backend("web", vm, pods, &wanted, || None, &rules);
     if backend == VmBackend::NotRunning {
         return ("absent", None);

@@ -8,7 +8,8 @@ use super::*;
 use crate::network::infrastructure::Reserved;
 
 const ANY: WantedAddresses<'_> = WantedAddresses { network: "", family: AddressFamily::V4 };
-const NONE: AddressRules<'_> = AddressRules { own: None, reserved: &|_| None, range: &|_| None };
+const NONE: AddressRules<'_> =
+    AddressRules { own: None, reserved: &|_| None, listed: &|_| false, range: &|_| None };
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -53,7 +54,7 @@ fn found(
     foreign: &[&str],
 ) -> Option<(String, bool)> {
     let reserved = |address| reserved(foreign, address);
-    let rules = AddressRules { own: Some(ip("10.0.0.99")), reserved: &reserved, range: &|_| None };
+    let rules = AddressRules { own: Some(ip("10.0.0.99")), reserved: &reserved, ..NONE };
     match backend("web", vm, pods, wanted, || last.map(ip), &rules) {
         VmBackend::Endpoint { endpoint, last_known } => {
             Some((endpoint.address.to_string(), last_known))
@@ -180,6 +181,22 @@ fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.0.5"), &[]), None);
     let kept = Some(("10.0.2.5".to_owned(), true));
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.2.5"), &[]), kept);
+}
+
+/// A tenant who may write EndpointSlices can store the address of another tenant's load balancer
+/// for its own VM. Then the VM reports this address, or its guest agent is silent.
+#[test]
+fn a_stored_address_of_another_load_balancer_counts_only_if_the_status_lists_it() {
+    let theirs = ip("10.0.0.50");
+    let reserved =
+        |address: IpAddr| (address == theirs).then(|| Reserved::OwnIngress("other/lb".into()));
+    for vm in [vm(&[("a/b", &["10.0.0.50"])]), vm(&[("a/b", &[])]), vm(&[])] {
+        for is_listed in [true, false] {
+            let rules = AddressRules { reserved: &reserved, listed: &|_| is_listed, ..NONE };
+            let found = backend("web", &vm, &[pod()], &ANY, || Some(theirs), &rules);
+            assert_eq!(matches!(found, VmBackend::Endpoint { .. }), is_listed, "{found:?}");
+        }
+    }
 }
 
 /// A VM that restarts under the same name gets a new UID. The last address is stored by UID, so the
