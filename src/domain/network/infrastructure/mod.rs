@@ -64,6 +64,12 @@ impl Reserved {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }
 
+    /// Whether the object reserves an address of a host: a node's, or the management address, which
+    /// a node has. A pod on the host's network has the addresses of its node.
+    pub fn is_host(&self) -> bool {
+        matches!(self, Self::Management(_) | Self::Node(_))
+    }
+
     /// Description of the object without its name, for texts that tenants read. The object may be
     /// another tenant's. Completes the sentence "the address is …".
     pub fn unnamed(&self) -> &'static str {

@@ -2,8 +2,8 @@
 //!
 //! A guest agent can report any address, because root in the guest controls the guest agent. The
 //! cluster's nodes send traffic and probes to the accepted addresses. So on the pod network, only
-//! the addresses of the VM's own pods are accepted. On other networks, addresses of the cluster and
-//! addresses outside the network are refused.
+//! the addresses of the VM's own pods are accepted, and none of a node. On other networks,
+//! addresses of the cluster and addresses outside the network are refused.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -87,7 +87,12 @@ pub fn fault(
     if network.is_empty() {
         // The address of a pod that has ended may belong to another pod by now.
         let of_pod = pods.iter().any(|pod| !pod.ended && pod.addresses.contains(&address));
-        return (!of_pod).then_some(AddressFault::NotOfPod);
+        if !of_pod {
+            return Some(AddressFault::NotOfPod);
+        }
+        // KubeVirt's pods are not on the host's network. A tenant can create a pod that looks like
+        // KubeVirt's and is on it, and so has the addresses of its node.
+        return (rules.reserved)(address).filter(Reserved::is_host).map(AddressFault::Reserved);
     }
     if let Some(object) = (rules.reserved)(address)
         && !(object.is_ingress() && (rules.listed)(address) && had())

@@ -63,6 +63,20 @@ fn on_the_pod_network_only_the_pods_own_addresses_count() {
     assert!(said("10.52.3.7", "", &[], true).is_some(), "without a pod there is no address");
 }
 
+/// A tenant can create a pod with the label and the owner of a VM's pod. If this pod is on the
+/// host's network, the kubelet reports the addresses of the node for it.
+#[test]
+fn an_address_of_a_node_is_no_vms_even_if_a_pod_of_the_vm_has_it() {
+    let forged = [pod(false, &["192.168.1.11", "192.168.1.10", "10.52.3.7"])];
+    for (address, why) in [
+        ("192.168.1.11", Some("a node's own address")),
+        ("192.168.1.10", Some("the cluster's management address")),
+        ("10.52.3.7", None),
+    ] {
+        assert_eq!(said(address, "", &forged, true).as_deref(), why, "{address}");
+    }
+}
+
 #[test]
 fn on_other_networks_no_address_of_the_cluster_does() {
     let pods = [pod(false, &["10.52.3.7"])];
