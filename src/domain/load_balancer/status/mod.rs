@@ -279,27 +279,7 @@ fn ready(
         AddressOutcome::Host(Err(why)) => {
             condition(ConditionStatus::False, why.reason(), why.message())
         }
-        _ if vm => {
-            let (status, reason, message) = match report {
-                Some(report) => readiness::ready(report, ip),
-                None => (
-                    ConditionStatus::False,
-                    reason::NOT_ANNOUNCED,
-                    format!("{ip} is allocated, and its Service is not written yet"),
-                ),
-            };
-            match outcome {
-                AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. })
-                    if status == ConditionStatus::True =>
-                {
-                    condition(status, wait.reason(), keeps(ip, wait))
-                }
-                AddressOutcome::Guest(Some(why)) if status == ConditionStatus::True => {
-                    condition(status, reason, format!("{message}; {why}"))
-                }
-                _ => condition(status, reason, message),
-            }
-        }
+        _ if vm => vm_ready(outcome, report, ip),
         AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. }) => {
             condition(ConditionStatus::True, wait.reason(), keeps(ip, wait))
         }
@@ -318,6 +298,34 @@ fn ready(
             let message = why.clone().or_else(said).unwrap_or_default();
             condition(ConditionStatus::True, reason::DHCP, message)
         }
+    }
+}
+
+/// Condition `Ready` of a vm LoadBalancer that has the address `ip`, or whose announcer leases one.
+/// If the condition is False, its message begins with the cause, because UIs match the beginning.
+/// The reason for the address comes after that.
+fn vm_ready(outcome: &AddressOutcome, report: Option<&ServingStatus>, ip: &str) -> Condition {
+    let (status, reason, message) = match report {
+        Some(report) => readiness::ready(report, ip),
+        None => (
+            ConditionStatus::False,
+            reason::NOT_ANNOUNCED,
+            format!("{ip} is allocated, and its Service is not written yet"),
+        ),
+    };
+    match outcome {
+        AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. }) => {
+            let keeps = keeps(ip, wait);
+            if status == ConditionStatus::True {
+                condition(status, wait.reason(), keeps)
+            } else {
+                condition(status, reason, format!("{message}; {keeps}"))
+            }
+        }
+        AddressOutcome::Guest(Some(why)) if status == ConditionStatus::True => {
+            condition(status, reason, format!("{message}; {why}"))
+        }
+        _ => condition(status, reason, message),
     }
 }
 

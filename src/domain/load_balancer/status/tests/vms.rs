@@ -201,26 +201,28 @@ fn an_unknown_service_leaves_the_status_as_it_was() {
     assert_eq!(status.endpoints, Some(EndpointCounts { total: 1, ready: 1 }));
 }
 
-/// The condition must report that no VM answers, rather than the reason why the old pool's address
-/// is kept.
+/// While no VM answers, the condition reports this first. In any case, it reports why the old
+/// pool's address is kept. While a VM answers, it reports why the host does not lease the address.
 #[test]
-fn a_kept_address_is_reported_once_the_vms_answer() {
+fn the_reason_for_the_address_is_reported_whether_or_not_a_vm_answers() {
     let wait = NoAddressReason::Full { pools: vec!["b".into()] };
+    let keeps = format!("the LoadBalancer keeps 10.0.0.5: {}", wait.message());
     let kept = holds("a", 5, Some(wait));
-    for (backends, reason, beginning) in [
-        (
-            &[backend(7, true, false)][..],
-            "NoAvailableIP",
-            "the LoadBalancer keeps 10.0.0.5: no available IP",
-        ),
-        (&[backend(7, false, false)], "BackendsNotReady", "running backend servers are not ready"),
-        (&[], "NoRunningBackends", "no running backend servers"),
+    let guest = AddressOutcome::Guest(Some("because".to_owned()));
+    for (outcome, why, backends, reason, beginning) in [
+        (&kept, &*keeps, &[backend(7, true, false)][..], "NoAvailableIP", "the LoadBalancer keeps"),
+        (&kept, &keeps, &[backend(7, false, false)], "BackendsNotReady", "running backend servers"),
+        (&kept, &keeps, &[], "NoRunningBackends", "no running backend servers; "),
+        (&guest, "because", &[backend(7, true, false)], "Announced", "announced at 10.0.0.5; "),
     ] {
-        let lb = reported(&holding(), &kept, &report(ours(&["10.0.0.5"]), backends));
+        let lb = reported(&holding(), outcome, &report(ours(&["10.0.0.5"]), backends));
         let (_, found, message) = condition(&lb);
         assert_eq!(found, reason);
-        assert!(message.starts_with(beginning), "{message}");
+        assert!(message.starts_with(beginning) && message.ends_with(why), "{message}");
     }
+    // The Service does not exist yet.
+    let (_, reason, message) = condition(&patched(&holding(), &kept));
+    assert!(reason == "NotAnnounced" && message.ends_with(&keeps), "{reason}: {message}");
 }
 
 /// The old claim stays published while the Service has not moved.
