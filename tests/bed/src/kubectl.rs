@@ -1,6 +1,7 @@
 //! Owns the calls of kubectl, and applies manifests as it does.
 
 use std::collections::HashMap;
+use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
@@ -120,10 +121,26 @@ impl Bed {
 
     /// Runs kubectl as [`Bed::kubectl`] does, with text for its standard input.
     pub async fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
-        let called = format!("kubectl {}", args.join(" "));
+        let mut command = Command::new(self.programs().path("kubectl"));
+        command.args(args);
+        self.output_of(command, &format!("kubectl {}", args.join(" ")), input).await
+    }
+
+    /// Runs a script of bash as administrator, with kubectl on its PATH, and returns its output.
+    /// The first command that fails ends it; a failure is an error with its standard error.
+    pub async fn shell(&self, script: &str) -> Result<String> {
+        let kubectl = self.programs().path("kubectl");
+        let folder = kubectl.parent().context("kubectl is in no folder")?;
+        let path = format!("{}:{}", folder.display(), env::var("PATH").unwrap_or_default());
+        let mut command = Command::new("bash");
+        command.args(["-e", "-u", "-o", "pipefail", "-c", script]).env("PATH", path);
+        self.output_of(command, script, "").await
+    }
+
+    /// Runs a command that calls kubectl, and returns its output. `called`: its text for errors.
+    async fn output_of(&self, mut command: Command, called: &str, input: &str) -> Result<String> {
         let begin = Instant::now();
-        let mut child = Command::new(self.programs().path("kubectl"))
-            .args(args)
+        let mut child = command
             .env("KUBECONFIG", self.kubeconfig())
             // Neither the user's preferences nor their cache belong in a test.
             .env("KUBECTL_KUBERC", "false")
@@ -133,10 +150,10 @@ impl Bed {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .context("start kubectl")?;
-        let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
+            .with_context(|| format!("start {called}"))?;
+        let mut stdin = child.stdin.take().context("no standard input")?;
         let feed = async move {
-            // kubectl may end without reading all; its exit status then reports the cause.
+            // It may end without reading all; its exit status then reports the cause.
             let _ = stdin.write_all(input.as_bytes()).await;
             drop(stdin);
         };

@@ -1,7 +1,8 @@
 //! No replica is alive. Requests that only remove something pass; requests that admission would
-//! judge are refused, above all a change of a status.
+//! judge are refused, above all a change of a status, until the commands in README turn admission
+//! off.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::api::{LB_FINALIZER, LoadBalancer, POOL_FINALIZER};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use testbed::eventually;
 
 use super::itself;
+use crate::documents::blocks::block_with;
 use crate::support::{Cluster, SOON, lb};
 
 const STRIPPED: &str = r#"{"metadata": {"finalizers": null}}"#;
@@ -22,8 +24,25 @@ fn refused<T>(answer: Result<T, impl Into<anyhow::Error>>, what: &str) -> Result
     Ok(())
 }
 
+/// Runs the commands in README that turn admission off, as they are shown there. New objects are
+/// refused before, and pass after.
+async fn turned_off_by_readme(cluster: &Cluster) -> Result<()> {
+    let range = || json!({"subnet": "10.3.0.0/24", "gateway": "10.3.0.1"});
+    refused(cluster.pool("late", range()).await, "a new pool")?;
+    refused(cluster.lb("late").await, "a new LoadBalancer")?;
+    let commands = block_with("README.md", "webhookconfiguration").context("no such commands")?;
+    println!("{commands}{}", cluster.bed.shell(&commands).await?);
+    let bundles = cluster.bundles().await?;
+    ensure!(bundles.is_empty(), "webhooks are left: {bundles:?}");
+    // The API server reads its configurations from a cache.
+    let pool = async || cluster.pool("late", range()).await.map(|_| true);
+    eventually(SOON, "a new pool", pool).await?;
+    let lb = async || cluster.lb("late").await.map(|_| true);
+    eventually(SOON, "a new LoadBalancer", lb).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn with_no_replica_alive_what_leaves_may_go_and_a_status_stays() -> Result<()> {
+async fn with_no_replica_alive_what_leaves_may_go_and_readme_lets_the_rest_pass() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut operator = cluster.standby(itself()).await?;
     operator.leads().await?;
@@ -95,5 +114,6 @@ async fn with_no_replica_alive_what_leaves_may_go_and_a_status_stays() -> Result
     eventually(SOON, "end of the namespace", async || {
         namespaces.get_opt("team").await.map(|found| found.is_none())
     })
-    .await
+    .await?;
+    turned_off_by_readme(&cluster).await
 }

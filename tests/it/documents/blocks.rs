@@ -1,6 +1,7 @@
 //! Blocks of code in documents.
 
 use super::{documents, pages};
+use crate::hygiene::read;
 
 /// Languages of blocks: what a test runs (`sh`, and the lines of `console` after `$`), sends to an API server
 /// (`yaml`), or leaves alone (`text`).
@@ -18,6 +19,12 @@ pub(super) struct Block {
 /// The blocks of all pages.
 pub(super) fn of_pages() -> Vec<Block> {
     pages().iter().flat_map(|(file, text)| blocks(file, text)).collect()
+}
+
+/// Text of the first block of a page that has this part.
+pub(crate) fn block_with(file: &str, part: &str) -> Option<String> {
+    let mut texts = blocks(file, &read(file)).into_iter().map(|block| block.text);
+    texts.find(|text| text.contains(part))
 }
 
 pub(super) fn blocks(file: &str, text: &str) -> Vec<Block> {

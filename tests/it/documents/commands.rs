@@ -1,5 +1,6 @@
 //! Every command that a page shows is run against a control plane, on a Harvester as far as a test has
-//! one. What would change an object is a dry run, but what `cloud-config` makes: it is made.
+//! one. What would change an object is a dry run, but what `cloud-config` makes: it is made. The commands
+//! that turn admission off are run for real by `admission::outage`.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod blocks;
+pub(crate) mod blocks;
 mod commands;
 mod generated;
 mod objects;
