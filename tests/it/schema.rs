@@ -110,6 +110,24 @@ async fn the_server_refuses_bad_objects_and_says_what_is_right() -> Result<()> {
     Ok(())
 }
 
+/// Each range has every field that the rules of the schema read.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_stores_256_ranges_and_refuses_257() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let pools = raw::<IPPool>(&cluster);
+    let range = |n: usize| {
+        let net = format!("10.{}.{}", 1 + n / 256, n % 256);
+        json!({
+            "subnet": format!("{net}.0/24"), "gateway": format!("{net}.1"),
+            "rangeStart": format!("{net}.10"), "rangeEnd": format!("{net}.99"),
+        })
+    };
+    let ranges = |count: usize| json!({"ranges": (0..count).map(range).collect::<Vec<_>>()});
+    create(&pools, "many", &ranges(256)).await?;
+    assert_eq!(cluster.pools().get("many").await?.spec.ranges.len(), 256);
+    refuses_new(&pools, &[(ranges(257), &["spec.ranges", "at most 256"])]).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_refuses_bad_changes_and_leaves_the_object_alone() -> Result<()> {
     let cluster = Cluster::start().await?;
