@@ -140,11 +140,12 @@ slowest: ## The slowest 30 tests of the last run, and what they waited for
 
 # The tests that measure run one at a time, as `make test` runs them.
 soak: setup nets ## Run the long forms of the tests that have one
-	@echo "soak: a hostile tenant for 2 minutes, strangers for 1 minute, 100,000 admission calls"
+	@echo "soak: a hostile tenant for 2 minutes, strangers for 1 minute, 100,000 admission calls in each of 4 tests"
 	TENANT_SECONDS=120 STRANGERS_SECONDS=60 ADMISSION_CALLS=100000 \
 		cargo test --locked --workspace --test it -- --test-threads=1 --nocapture \
-		alone::tenant:: alone::strangers::a_tenant_is_served \
-		alone::closing::no_call_is_lost_when_its_connection_ends
+		alone::tenant:: alone::strangers::a_tenant_is_served alone::closing:: \
+		admission::rotation::a_serving_certificate_is_renewed \
+		admission::rotation::an_authority_is_replaced
 	@echo "soak: 100,000 random worlds of the model of pools"
 	WORLDS=100000 cargo test --locked --workspace --lib -- pools::allocator::tests::model::
 

@@ -1,5 +1,5 @@
-//! Certificates and replicas are replaced, and no call is refused: the API server sends 200 calls a
-//! second meanwhile.
+//! Certificates and replicas are replaced, and no call is refused: the API server sends up to 200
+//! calls a second meanwhile. A long run replaces certificates again and again.
 
 use std::path::Path;
 use std::time::Duration;
@@ -64,7 +64,8 @@ async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()>
     let cluster = Cluster::start().await?;
     let (_balancer, operators) = pair(&cluster).await?;
     let load = Load::start(&cluster.client, RATE)?;
-    for _ in 0..3 {
+    let mut renewals = 0;
+    while renewals < 3 || load.goes_on() {
         sleep(Duration::from_secs(1)).await;
         // A certificate that is about to end, by the same authority.
         let near = (now() + Duration::from_mins(2)).saturating_sub(SERVING_LIFE);
@@ -73,21 +74,34 @@ async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()>
         for operator in &operators {
             serves(operator, now() + SERVING_LIFE / 2).await?;
         }
+        renewals += 1;
     }
     let sent = load.end().await?;
     let asked = answered(&operators[0]).await? + answered(&operators[1]).await?;
-    println!("serving certificate renewed 3 times: {sent}, {asked} answered");
+    println!("serving certificate renewed {renewals} times: {sent}, {asked} answered");
     ensure!(asked >= 1_000.0, "{asked} answered");
     Ok(())
+}
+
+/// An authority that ends in some minutes, and a certificate that it signed.
+fn near_its_end() -> Result<CertificateMaterial> {
+    let near = (now() + Duration::from_secs(200)).saturating_sub(AUTHORITY_LIFE);
+    Ok(CertificateMaterial::start(near, &names(), "")?.renewed(now(), &names())?)
+}
+
+/// Waits until the authority in the Secret is a new one.
+async fn authority_is_new(cluster: &Cluster) -> Result<()> {
+    eventually(LATER, "new authority", async || {
+        let (end, _) = cluster.material().await?.ends();
+        anyhow::Ok(end > now() + AUTHORITY_LIFE / 2)
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_authority_is_replaced_without_a_refused_call() -> Result<()> {
     let cluster = Cluster::start().await?;
-    // An authority that ends in some minutes, and a certificate that it signed.
-    let near = (now() + Duration::from_secs(200)).saturating_sub(AUTHORITY_LIFE);
-    let old = CertificateMaterial::start(near, &names(), "")?.renewed(now(), &names())?;
-    cluster.store(old.data()).await?;
+    cluster.store(near_its_end()?.data()).await?;
     let (_balancer, operators) = pair(&cluster).await?;
     let load = Load::start(&cluster.client, RATE)?;
     for operator in &operators {
@@ -95,9 +109,18 @@ async fn an_authority_is_replaced_without_a_refused_call() -> Result<()> {
     }
     let switched = cluster.material().await?;
     ensure!(switched.bundle().matches("BEGIN").count() == 2, "the old one is no longer trusted");
+    let mut changes = 1;
+    while load.goes_on() {
+        cluster.store(near_its_end()?.data()).await?;
+        authority_is_new(&cluster).await?;
+        for operator in &operators {
+            serves(operator, now() + SERVING_LIFE / 2).await?;
+        }
+        changes += 1;
+    }
     sleep(Duration::from_secs(5)).await;
     let sent = load.end().await?;
-    println!("authority replaced: {sent}");
+    println!("authority replaced {changes} times: {sent}");
     Ok(())
 }
 
