@@ -25,7 +25,7 @@ const LISTS: [usize; 3] = [100, 1_000, 10_000];
 const LIST_ROUNDS: usize = 5;
 const CONVERSION: &str = "/v1/webhook/conversion";
 /// Longest time until an operator with admission has ended: it takes ten seconds.
-const END: Duration = Duration::from_secs(30);
+pub(crate) const END: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Time without conversions before calls are measured.
 const QUIET: Duration = Duration::from_secs(3);
@@ -58,21 +58,12 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
         .await?;
     let without = dry_runs(&client).await?;
 
-    let admission = Some("https://127.0.0.1:0".to_owned());
-    let mut operator =
-        Operator::start(bed, binary, Start { admission, ..Start::default() }).await?;
-    operator.leads().await?;
+    let mut operator = operator(bed, binary).await?;
     eventually(PATIENCE, "addresses", async || {
         operator.metric("hgo_load_balancers", &["Allocated"]).await.map(|n| n >= LBS as f64)
     })
     .await?;
-    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
-    let bundle = eventually(PATIENCE, "registration", async || {
-        let stored = configurations.get_opt(CONFIGURATION).await?;
-        let webhook = stored.and_then(|c| c.webhooks).and_then(|list| list.into_iter().next());
-        anyhow::Ok(webhook.and_then(|w| w.client_config.ca_bundle))
-    })
-    .await?;
+    let bundle = registered(&client).await?;
 
     // The API server converts each change for its cache of v1alpha1, which may be behind.
     eventually(PATIENCE, "end of conversions", async || {
@@ -84,7 +75,6 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
     .await?;
 
     let address = operator.admission.context("admission does not listen")?;
-    let bundle = String::from_utf8(bundle.0)?;
     let mut stream = wire::connect(address, &bundle, None).await?;
     let mut calls = Vec::new();
     for (what, path, requests) in questions() {
@@ -126,6 +116,26 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
     operator.process.terminate(END).await?;
     unregister(&client).await?;
     Ok(Calls { by_question: calls, without, with, lists, peak_rss_mib })
+}
+
+/// Starts an operator with admission, and waits until it leads.
+pub(crate) async fn operator(bed: &Bed, binary: &Path) -> Result<Operator> {
+    let admission = Some("https://127.0.0.1:0".to_owned());
+    let operator = Operator::start(bed, binary, Start { admission, ..Start::default() }).await?;
+    operator.leads().await?;
+    Ok(operator)
+}
+
+/// Waits until the operator has registered its webhooks, and returns their CA bundle.
+pub(crate) async fn registered(client: &Client) -> Result<String> {
+    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let bundle = eventually(PATIENCE, "registration", async || {
+        let stored = configurations.get_opt(CONFIGURATION).await?;
+        let webhook = stored.and_then(|c| c.webhooks).and_then(|list| list.into_iter().next());
+        anyhow::Ok(webhook.and_then(|w| w.client_config.ca_bundle))
+    })
+    .await?;
+    Ok(String::from_utf8(bundle.0)?)
 }
 
 /// Creates a LoadBalancer that names one pool of many: one pool's ledger has no room for all.

@@ -17,6 +17,9 @@ mod endpoints;
 mod fixture;
 mod floor;
 mod guests;
+mod hostile;
+#[path = "../it/admission/hostile_requests.rs"]
+mod hostile_requests;
 mod leases;
 #[path = "../it/probes/namespace.rs"]
 mod namespace;
@@ -104,7 +107,7 @@ async fn on_a_bed(parts: &[&str], rotations: usize) -> Result<serde_json::Map<St
             "singles" => singles(&bed, binary).await?,
             "endpoints" => table::endpoints(&endpoints::measure(&bed, binary).await?),
             "rotations" => table::rotations(&rotations::measure(&bed, binary, rotations).await?),
-            _ => table::admission(&admission::measure(&bed, binary).await?),
+            _ => calls(&bed, binary).await?,
         };
         report.insert((*part).to_owned(), value);
     }
@@ -135,6 +138,14 @@ async fn singles(bed: &Bed, binary: &Path) -> Result<Value> {
         rows.push(table::Singles { left, floor, ours });
     }
     Ok(table::singles(&rows))
+}
+
+async fn calls(bed: &Bed, binary: &Path) -> Result<Value> {
+    let mut report = table::admission(&admission::measure(bed, binary).await?);
+    let costs = hostile::measure(binary).await?;
+    report["hostile"] = table::hostile(&costs);
+    hostile::check(&costs)?;
+    Ok(report)
 }
 
 /// Cost of one burst with the operator: times, writes, conflicts, memory and CPU.

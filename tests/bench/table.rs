@@ -8,6 +8,7 @@ use crate::admission::Calls;
 use crate::allocator::Row;
 use crate::endpoints::Endpoints;
 use crate::floor::Floor;
+use crate::hostile::HostileCost;
 use crate::rotations::Rotations;
 use crate::{Ours, quantiles};
 
@@ -137,6 +138,17 @@ pub(crate) fn admission(measured: &Calls) -> Value {
     report.insert("creation_with".to_owned(), with);
     report.insert("peak_rss_mib".to_owned(), json!(measured.peak_rss_mib));
     Value::Object(report)
+}
+
+/// Prints the cost of hostile requests.
+pub(crate) fn hostile(costs: &[HostileCost]) -> Value {
+    println!("\n{:<32} {:>8} {:>7} {:>13}", "hostile request", "MiB", "CPU s", "RSS MiB more");
+    let row = |HostileCost { what, body_mib, cpu, rss_mib }: &HostileCost| {
+        let cpu = cpu.as_secs_f64();
+        println!("{what:<32} {body_mib:>8.1} {cpu:>7.2} {rss_mib:>13.1}");
+        json!({"request": what, "body_mib": body_mib, "cpu_seconds": cpu, "rss_mib": rss_mib})
+    };
+    costs.iter().map(row).collect()
 }
 
 /// Prints the times of replaced credentials, and returns them.

@@ -1,7 +1,7 @@
-//! Owns reading other processes' state from `/proc`.
+//! Owns reading other processes' state from `/proc`, and lowering the peak of their memory there.
 
-use std::fs;
 use std::time::Duration;
+use std::{fs, io};
 
 /// Whether the process exists and is not merely waiting to be reaped.
 pub(crate) fn is_running(pid: u32) -> bool {
@@ -16,6 +16,11 @@ pub(crate) fn peak_rss_kib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+/// Lowers the peak memory of the process to its present memory.
+pub(crate) fn reset_peak_rss(pid: u32) -> io::Result<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")
 }
 
 /// Processor time of the process so far, in user and kernel mode together.
@@ -40,4 +45,22 @@ fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     Some(rest.split_whitespace().map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::process;
+
+    use super::{peak_rss_kib, reset_peak_rss};
+
+    #[test]
+    fn after_a_reset_the_peak_is_without_memory_that_is_freed() {
+        drop(black_box(vec![1_u8; 128 << 20]));
+        let before = peak_rss_kib(process::id()).unwrap();
+        reset_peak_rss(process::id()).unwrap();
+        let after = peak_rss_kib(process::id()).unwrap();
+        // Other tests of this process take and free memory meanwhile.
+        assert!(after + (64 << 10) < before, "{before} -> {after} KiB");
+    }
 }

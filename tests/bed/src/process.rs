@@ -101,6 +101,11 @@ impl Managed {
         proc_fs::peak_rss_kib(self.pid())
     }
 
+    /// Lowers the peak memory of the program to its present memory.
+    pub fn reset_peak_rss(&self) -> Result<()> {
+        proc_fs::reset_peak_rss(self.pid()).context("reset the peak memory")
+    }
+
     /// Soft and hard limit of a core dump of the program, in bytes, as the kernel writes them;
     /// `None` once it has ended.
     pub fn core_limit(&self) -> Option<(String, String)> {

@@ -2,6 +2,7 @@
 //! its port.
 
 mod garbage;
+pub(crate) mod hostile_requests;
 mod lb_rows;
 mod load_balancers;
 mod outage;
