@@ -109,6 +109,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Endpoints> {
 
     let peak_rss_mib = operator.process.peak_rss_kib().unwrap_or(0) as f64 / 1024.0;
     delete_lbs(&client).await?;
+    guests::delete_pool(&client, "bench").await?;
     operator.process.terminate(Duration::from_secs(5)).await?;
     Ok(Endpoints {
         listed,
