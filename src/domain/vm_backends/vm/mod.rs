@@ -81,8 +81,9 @@ pub enum VmReadiness {
 pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
     pub network: Box<str>,
-    /// Addresses of the interface in the VM's status: at most `MOST_ADDRESSES` that an endpoint can
-    /// have. `ipAddress` comes first, and then `ipAddresses` in the order of that list.
+    /// Addresses of the interface in the VM's status: of the first `MOST_REPORTED` at most
+    /// `MOST_ADDRESSES` that an endpoint can have. `ipAddress` comes first, and then `ipAddresses`
+    /// in the order of that list.
     pub addresses: Box<[IpAddr]>,
 }
 
@@ -117,9 +118,12 @@ pub struct VmPod {
     pub addresses: Box<[IpAddr]>,
 }
 
-/// Largest number of addresses that are read from one interface. Root in the guest can add any
+/// Largest number of addresses that are kept of one interface. Root in the guest can add any
 /// number of addresses.
 const MOST_ADDRESSES: usize = 16;
+/// Largest number of reported addresses that are looked at in one interface. The others are neither
+/// parsed nor compared, whether the first ones can be used or not.
+const MOST_REPORTED: usize = 256;
 /// Largest number of interfaces that are read from one VM.
 const MOST_NICS: usize = 32;
 /// Largest number of labels that are read from one VM. A short label takes more memory in the index
@@ -270,7 +274,7 @@ fn qualified(namespace: &str, network: &str) -> Box<str> {
 fn addresses(interface: &Interface) -> Box<[IpAddr]> {
     let mut found: Vec<IpAddr> = Vec::new();
     let listed = interface.ip_addresses.iter().flatten();
-    for text in std::iter::once(&interface.ip_address).chain(listed) {
+    for text in std::iter::once(&interface.ip_address).chain(listed).take(MOST_REPORTED) {
         if found.len() == MOST_ADDRESSES {
             break;
         }

@@ -252,6 +252,21 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
     assert_eq!(many.addresses.len(), MOST_ADDRESSES);
 }
 
+/// Root in the guest can add any number of addresses that no endpoint can have, and of equal ones.
+#[test]
+fn an_address_behind_too_many_others_is_not_read() {
+    for (other, kept) in [("fe80::1", 0), ("10.0.0.1", 1), ("nonsense", 0)] {
+        // One of the addresses that are looked at is `ipAddress`.
+        for (others, is_read) in [(MOST_REPORTED - 2, true), (MOST_REPORTED - 1, false)] {
+            let mut listed = vec![other; others];
+            listed.push("10.0.0.5");
+            let interface = json!({"name": "local", "ipAddress": other, "ipAddresses": listed});
+            let found = nic(&interface).unwrap().addresses;
+            assert_eq!(found.len(), kept + usize::from(is_read), "{other} {others}");
+        }
+    }
+}
+
 /// Twenty thousand VMs may report every few seconds. Most reports change nothing that endpoints
 /// depend on.
 #[test]
