@@ -16,9 +16,6 @@ use crate::api::DHCPLease;
 use crate::locks::lock;
 use crate::metrics::Metrics;
 
-/// Number of objects in one page of a list.
-const PAGE: u32 = 100;
-
 /// Event of [`RecordClient::watch`], about a record (DHCPLease) of the watched network.
 #[derive(Clone, Debug)]
 pub enum RecordEvent {
@@ -74,9 +71,8 @@ impl RecordClient {
             seen.map(|seen| sender.send(seen));
         };
         let api = Api::<Guard<DHCPLease>>::all(self.client);
-        let config = Config::default().page_size(PAGE);
         let known = || names().clone();
-        informer::watch_guarded(api, config, &self.metrics, known, on_event).await;
+        informer::watch_guarded(api, Config::default(), &self.metrics, known, on_event).await;
     }
 
     /// The record `namespace/name`, as the API server has it now. `None`: the record does not

@@ -14,6 +14,7 @@ use kube_runtime::utils::{Backoff, ResetTimerBackoff};
 use kube_runtime::watcher::{self, Config, Event};
 use serde::de::DeserializeOwned;
 
+use super::PAGE;
 use super::guard::{Guard, ObjectMisfit};
 use super::request_path::resource_at;
 use crate::metrics::Metrics;
@@ -148,7 +149,8 @@ async fn run<T, K>(
     let watched =
         WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
     metrics.watches.asked(&watched.resource);
-    let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
+    let events =
+        watcher::watcher(api, config.page_size(PAGE).timeout(WATCH_SECONDS)).backoff(backoff());
     let mut events = std::pin::pin!(events);
     let mut list = UnlistedKeys::default();
     let mut served = true;

@@ -76,6 +76,10 @@ use crate::metrics::Metrics;
 /// call had an effect.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Number of objects in one page of a list. The value is small, because the whole page is in memory
+/// as text until it is parsed, and a tenant can make objects of 1.5 MB.
+pub const PAGE: u32 = 50;
+
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
 /// the connection and its calls fail. Lists and watches of informers have only this limit. Calls of
 /// commands have longer deadlines as well. These deadlines end a call whose answer arrives slowly,

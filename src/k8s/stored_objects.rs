@@ -11,12 +11,12 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 
-use super::CallError;
 use super::calls::ApiCalls as _;
 use super::guard::Guard;
 use super::read_only::RefusedReads;
-use super::trimmed::{self, TrimmedLb};
+use super::trimmed::TrimmedLb;
 use super::views::Views;
+use super::{CallError, PAGE};
 use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
 use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::load_balancer::facts;
@@ -28,8 +28,6 @@ use crate::metrics::Metrics;
 
 /// Longest wait for the lists of all kinds that the forecast depends on.
 const LISTED: Duration = Duration::from_mins(1);
-/// Number of pools in one page of a list.
-const PAGE: u32 = 100;
 
 /// Result of [`read`].
 pub struct ReadResult {
@@ -64,9 +62,9 @@ pub async fn read(
     // Pools and LoadBalancers are listed before all other kinds, so that the command ends at once
     // if the user has no right to list one of the two. Pools come first. So the later list of
     // LoadBalancers contains the owner of each claim, if the owner exists.
-    let pools = list::<IPPool>(client, PAGE, &mut unreadable).await;
+    let pools = list::<IPPool>(client, &mut unreadable).await;
     let mut pools = pools.map_err(|error| needed("ippools", error, refusals))?;
-    let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut unreadable).await;
+    let lbs = list::<TrimmedLb>(client, &mut unreadable).await;
     let lbs = lbs.map_err(|error| needed("loadbalancers", error, refusals))?;
     let load_balancers: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
     let views = Views::start(client, namespace, dhcp, metrics);
@@ -124,7 +122,7 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
 /// `namespace/name`. Omits LoadBalancers without such an address, and those whose address kube-vip
 /// leases.
 pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, String>> {
-    let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut Vec::new()).await?;
+    let lbs = list::<TrimmedLb>(client, &mut Vec::new()).await?;
     let address = |lb: &LoadBalancer| {
         let allocated = lb.status.as_ref()?.allocated_address.as_ref()?.ip.clone()?;
         (!allocated.is_empty() && allocated != DHCP_ADDRESS).then_some(allocated)
@@ -149,17 +147,16 @@ fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::
 
 /// Every object of the kind `K`, in all namespaces, except those that do not fit the type. An
 /// object that does not fit its type is added to `unreadable`: field 0 is its kind and key, and
-/// field 1 is the reason. `page` is the number of objects in one page of the list.
+/// field 1 is the reason.
 pub async fn list<K>(
     client: &Client,
-    page: u32,
     unreadable: &mut Vec<(String, String)>,
 ) -> Result<Vec<K>, CallError>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
     let api = Api::<Guard<K>>::all(client.clone());
-    let mut params = ListParams::default().limit(page);
+    let mut params = ListParams::default().limit(PAGE);
     let mut items = Vec::new();
     loop {
         let page = api.call_list(&params).await?;

@@ -10,9 +10,6 @@ use serde_json::value::RawValue;
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::bounds;
 
-/// Number of objects in one page of a list. The value is small, because a LoadBalancer may have 1.5
-/// MB of text.
-pub const PAGE: u32 = 50;
 /// Size in bytes above which a stored LoadBalancer is large. With two listeners and the fields that
 /// Kubernetes adds, a LoadBalancer of a guest cluster has about 3 KiB.
 const LARGE: usize = 8 * 1024;

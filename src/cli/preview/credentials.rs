@@ -11,9 +11,6 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::contents;
 use crate::k8s::stored_objects::list;
 
-/// Number of TokenRotations in one page of a list.
-const PAGE: u32 = 100;
-
 /// Returns the credentials that expire, of TokenRotations and of Secrets, sorted by their expiry.
 /// Leaves out objects that the API server does not let this command read. `namespaces`: map from a
 /// namespace to the Secrets to read there; an empty set stands for all.
@@ -22,7 +19,7 @@ pub(super) async fn read(
     namespaces: &BTreeMap<String, BTreeSet<String>>,
     now: Seconds,
 ) -> Result<Vec<EndingCredential>, CallError> {
-    let listed = list::<TokenRotation>(client, PAGE, &mut Vec::new()).await;
+    let listed = list::<TokenRotation>(client, &mut Vec::new()).await;
     let rotations = if_readable(listed)?.into_iter().flat_map(|one| of_rotation(&one, now));
     let mut secrets = Vec::new();
     for (namespace, names) in namespaces {

@@ -17,14 +17,11 @@ use crate::domain::LbFacts;
 use crate::domain::load_balancer::facts::{self, Project};
 use crate::domain::pools::allocator::{LoadBalancerIndex, PoolAllocator, PoolSeen};
 use crate::domain::pools::write_pacing::WritePace;
-use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::guard::Guard;
 use crate::k8s::read::ApiReader;
-use crate::k8s::trimmed::{self, TrimmedLb};
-
-/// Objects per page of a list.
-pub(super) const PAGE: u32 = 500;
+use crate::k8s::trimmed::TrimmedLb;
+use crate::k8s::{CallError, PAGE};
 
 /// Longest time of each of two waits at the start of a term: first for the list of networks, then
 /// for the lists of objects that reserve addresses.
@@ -65,8 +62,8 @@ impl LedgerTask {
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
         self.allocator.set_infrastructure(views.infrastructure.held_back());
-        let pools = list::<IPPool>(&Api::all(self.ctx.client.clone()), PAGE).await?;
-        let lbs = list::<TrimmedLb>(&Api::all(self.ctx.client.clone()), trimmed::PAGE).await?;
+        let pools = list::<IPPool>(&Api::all(self.ctx.client.clone())).await?;
+        let lbs = list::<TrimmedLb>(&Api::all(self.ctx.client.clone())).await?;
         let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
         let index = LoadBalancerIndex::new(lbs.iter().filter_map(facts::lb_entry));
         for pool in &pools {
@@ -234,13 +231,13 @@ impl LedgerTask {
 }
 
 /// Reads a consistent list, page by page. Objects that do not fit their type are omitted; the
-/// informer reports them. `page`: number of objects in one page.
-pub(super) async fn list<K>(api: &Api<Guard<K>>, page: u32) -> Result<Vec<K>, CallError>
+/// informer reports them.
+pub(super) async fn list<K>(api: &Api<Guard<K>>) -> Result<Vec<K>, CallError>
 where
     K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let mut items = Vec::new();
-    let mut params = ListParams::default().limit(page);
+    let mut params = ListParams::default().limit(PAGE);
     loop {
         let page = api.call_list(&params).await?;
         items.extend(page.items.into_iter().filter_map(|item| item.0.ok()));

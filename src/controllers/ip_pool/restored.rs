@@ -8,13 +8,13 @@ use kube::Api;
 use tokio::time::Instant;
 
 use super::super::Context;
-use super::load::{PAGE, list};
+use super::load::list;
 use crate::api::IPPool;
 use crate::domain::load_balancer::facts;
 use crate::domain::pools::allocator::LoadBalancerEntry;
 use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
-use crate::k8s::trimmed::{self, TrimmedLb};
+use crate::k8s::trimmed::TrimmedLb;
 
 /// Time after which no further attempt is made to record the published addresses. The first
 /// attempts may fail, because an API server refuses calls at its start until it has read the roles.
@@ -55,8 +55,8 @@ async fn keep(
 ) -> Result<(), CallError> {
     // Pools are listed before LoadBalancers. So the list of LoadBalancers contains the owner of
     // each claim, if that owner exists.
-    let pools = list::<IPPool>(&Api::all(ctx.client.clone()), PAGE).await?;
-    let lbs = list::<TrimmedLb>(&Api::all(ctx.client.clone()), trimmed::PAGE).await?;
+    let pools = list::<IPPool>(&Api::all(ctx.client.clone())).await?;
+    let lbs = list::<TrimmedLb>(&Api::all(ctx.client.clone())).await?;
     let after: Vec<LoadBalancerEntry> =
         lbs.iter().filter_map(|trimmed| facts::lb_entry(&trimmed.lb)).collect();
     let changes = changes(before, &pools, &after);

@@ -17,7 +17,6 @@ use crate::api::GROUP;
 use crate::api::kubevirt::ServiceAddresses;
 use crate::domain::network::infrastructure::{HeldBack, Infrastructure, Reserved};
 use crate::k8s::informer::{self, ObjectEvent, is_unserved, key};
-use crate::k8s::trimmed::PAGE;
 
 /// Name of the ConfigMap with Harvester's management address, in the namespace of Harvester's
 /// Deployment.
@@ -124,8 +123,7 @@ pub(super) async fn watch_services(at: InformerContext) {
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     let api = Api::<ServiceAddresses>::all(client);
-    let config = Config::default().page_size(PAGE);
-    informer::watch(api, config, &at.metrics, known, on_event).await;
+    informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 /// Networks that a Service reserves: its cluster addresses (`ClusterIp`), and the addresses in its

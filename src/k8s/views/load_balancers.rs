@@ -16,7 +16,7 @@ use crate::domain::vm_backends::listeners;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, split_key};
 use crate::k8s::store::{self, StoreWriter};
-use crate::k8s::trimmed::{LbTrimming, PAGE, TrimmedLb};
+use crate::k8s::trimmed::{LbTrimming, TrimmedLb};
 use crate::metrics::Metrics;
 
 impl Views {
@@ -48,8 +48,7 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
     let known = || store::keys(&views.load_balancers);
     let on_event = |event| apply(&at, &mut writer, event);
     let api = Api::<Guard<TrimmedLb>>::all(client);
-    let config = Config::default().page_size(PAGE);
-    informer::watch_guarded(api, config, &metrics, known, on_event).await;
+    informer::watch_guarded(api, Config::default(), &metrics, known, on_event).await;
 }
 
 /// Applies an event of a LoadBalancer to the view, and enqueues the LoadBalancer or reports it as

@@ -25,7 +25,6 @@ use crate::domain::vm_backends::endpoint_slices::StoredSlice;
 use crate::domain::vm_backends::service::stored::{owner, owners, read_service, read_slice};
 use crate::k8s::informer::{self, ObjectEvent, key, split_key};
 use crate::k8s::lazy_object::LazyObject;
-use crate::k8s::trimmed::PAGE;
 
 /// Services or EndpointSlices (`T`), by the LoadBalancer that they serve. Each object serves one
 /// LoadBalancer. Clones share the objects.
@@ -188,7 +187,7 @@ pub(super) async fn watch_services(at: InformerContext) {
     let known = || views.services.keys();
     let on_event = |event| apply_service(&at, event);
     let api = Api::<Service>::all(client);
-    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(PAGE);
+    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true"));
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
@@ -234,7 +233,7 @@ pub(super) async fn watch_slices(at: InformerContext) {
     let known = || views.slices.keys();
     let on_event = |event| apply_slice(&at, event);
     let api = Api::<LazyObject<EndpointSlice>>::all(client);
-    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
+    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true"));
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 

@@ -25,17 +25,12 @@ use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_unserved, split_key};
 
-/// Number of objects in one page of a list. The value is small, because a VirtualMachineInstance is
-/// large, and the whole page is in memory as text until it is parsed.
-const PAGE: u32 = 250;
-
 pub(super) async fn watch_vms(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let known = || lock(&views.index.vms).vms().map(|(key, _)| key.to_owned()).collect();
     let on_event = |event| apply_vm(&at, event);
     let api = Api::<Guard<VirtualMachineInstance>>::all(client);
-    let config = Config::default().page_size(PAGE);
-    informer::watch_guarded(api, config, &at.metrics, known, on_event).await;
+    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 /// Applies an event of a VirtualMachineInstance to the view, and enqueues the LoadBalancers that
@@ -63,7 +58,7 @@ pub(super) async fn watch_pods(at: InformerContext) {
     let on_event = |event| apply_pod(&at, event);
     let api = Api::<LauncherPod>::all(client);
     let label = format!("{}={}", LAUNCHER.0, LAUNCHER.1);
-    let config = Config::default().page_size(PAGE).labels(&label);
+    let config = Config::default().labels(&label);
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
