@@ -201,6 +201,9 @@ pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-ur
 /// label: Secrets whose deletion revokes a credential, and TokenRotations that another
 /// TokenRotation has made.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
+/// Type of a bound Secret: a Secret of the operator to which the token of a ServiceAccount is
+/// bound. The deletion of the Secret revokes the token.
+pub const BOUND_SECRET_TYPE: &str = "credentials.harvesterhci.io/bound-secret";
 
 /// Placeholder for an address that the announcer (kube-vip) leases by DHCP. In a LoadBalancer, the
 /// placeholder is the value of `status.allocatedAddress.ip`. In a Service, the placeholder asks

@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 
 use super::ApiWriter;
 use crate::api::{
-    ANNOTATION_HASH, LABEL_ROTATION, MANAGED_BY, MANAGER, TokenRotation, Workload, WorkloadKind,
+    ANNOTATION_HASH, BOUND_SECRET_TYPE, LABEL_ROTATION, MANAGED_BY, MANAGER, TokenRotation,
+    Workload, WorkloadKind,
 };
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::object_fields::digest::sha256_hex;
@@ -145,7 +146,7 @@ impl ApiWriter {
                 "name": name, "namespace": namespace,
                 "labels": {LABEL_ROTATION: rotation, MANAGED_BY: MANAGER},
             },
-            "type": "credentials.harvesterhci.io/bond",
+            "type": BOUND_SECRET_TYPE,
         });
         if let Some(account) = account {
             secret["type"] = json!("kubernetes.io/service-account-token");

@@ -90,6 +90,8 @@ async fn what_is_deleted_is_made_again() -> Result<()> {
     cluster.one_is_left().await?;
     // The Secret that the token is bound to. Without it the token is refused.
     let bound_secret = cluster.bound_secrets().await?.into_iter().next().context("no Secret")?;
+    let kind = cluster.guest_secrets().get(&bound_secret).await?.type_.unwrap_or_default();
+    ensure!(kind == "credentials.harvesterhci.io/bound-secret", "a Secret of type {kind}");
     cluster.guest_secrets().delete(&bound_secret, &DeleteParams::default()).await?;
     cluster.published(3).await?;
     cluster.one_is_left().await
