@@ -123,7 +123,7 @@ impl LedgerTask {
             match answer {
                 Ok(Some(Guard(Ok(pool)))) => {
                     if let Err(error) =
-                        self.settle_disputes(&self.ctx.views.seen(&pool), &mut index).await
+                        self.reread_owners(&self.ctx.views.seen(&pool), &mut index).await
                     {
                         tracing::warn!(pool = name, %error, "cannot merge the IPPool, trying again");
                         self.reread_later(&name, Duration::from_secs(1));
@@ -149,13 +149,13 @@ impl LedgerTask {
     /// Reads from the API server the LoadBalancers whose published address contradicts the ledger
     /// of `seen`. Updates the entries of these LoadBalancers in `index`, because the entries come
     /// from the view. The view may be older than the ledger.
-    async fn settle_disputes(
+    async fn reread_owners(
         &self,
         seen: &PoolSeen,
         index: &mut LoadBalancerIndex,
     ) -> Result<(), CallError> {
         let reader = ApiReader::new(self.ctx.client.clone());
-        for owner in self.allocator.disputes(seen, index) {
+        for owner in self.allocator.owners_to_reread(seen, index) {
             let Some((namespace, name)) = owner.name.split_once('/') else { continue };
             let current = reader.load_balancer(namespace, name).await?;
             index.update(&owner, current.as_ref().and_then(facts::lb_entry));

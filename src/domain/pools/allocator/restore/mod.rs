@@ -20,9 +20,9 @@
 //! strongest, then rule 3, then rules 2 and 4 (equal), then rule 5. Of several addresses by equal
 //! rules, the owner keeps the lowest.
 //!
-//! The published addresses come from a view that may be stale. [`PoolAllocator::disputes`] lists
-//! the LoadBalancers whose published address would overrule a ledger. These LoadBalancers are read
-//! from the API server before the merge.
+//! The published addresses come from a view that may be stale. [`PoolAllocator::owners_to_reread`]
+//! lists the LoadBalancers whose published address would overrule a ledger. These LoadBalancers are
+//! read from the API server before the merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -262,15 +262,15 @@ impl PoolAllocator {
     /// Returns the LoadBalancers that must be read again before a merge:
     /// * LoadBalancers whose published address would overrule a ledger;
     /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `index`.
-    pub fn disputes(&self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<Owner> {
+    pub fn owners_to_reread(&self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let stored = read_claims(&seen.status, memory, index, &mut Vec::new());
-        let mut disputes = Vec::new();
+        let mut owners = Vec::new();
         for (text, uid) in &seen.status.allocated_owners {
             let name = seen.status.allocated.get(text);
             let now = name.and_then(|name| Some((name, index.uid_of(name)?)));
             if let Some((name, now)) = now.filter(|_| !index.entries.contains_key(uid)) {
-                disputes.push(Owner { name: name.clone(), uid: now.to_owned() });
+                owners.push(Owner { name: name.clone(), uid: now.to_owned() });
             }
         }
         for (ip, entries) in index.publishers(&seen.name) {
@@ -280,10 +280,10 @@ impl PoolAllocator {
             let agreed = ledgers.iter().all(Option::is_some) && named.len() == 1;
             if !agreed {
                 let against = |e: &&&LoadBalancerEntry| named.iter().any(|uid| *uid != e.owner.uid);
-                disputes.extend(entries.iter().filter(against).map(|e| e.owner.clone()));
+                owners.extend(entries.iter().filter(against).map(|e| e.owner.clone()));
             }
         }
-        disputes
+        owners
     }
 
     /// Claims whose owner is not in `index`, and claims for which [`Self::is_second`] returns

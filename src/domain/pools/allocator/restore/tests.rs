@@ -147,7 +147,7 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     let ClaimResult::Held { claim, .. } = allocator.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
     // Before the merge, the API server is asked whether lb1 is the recorded object.
-    assert_eq!(PoolAllocator::default().disputes(&pool, &all), [owner(1)]);
+    assert_eq!(PoolAllocator::default().owners_to_reread(&pool, &all), [owner(1)]);
     let gone = Owner { name: "ns/gone".into(), uid: String::new() };
     let orphans = [(at("a", "10.0.0.13"), gone)];
     assert_eq!(allocator.orphans(&all), orphans);
@@ -191,16 +191,16 @@ fn of_two_that_publish_one_address_one_keeps_it() {
 /// an owner, the view does not change the owner. If they disagree, the LoadBalancer that publishes
 /// the address is read again.
 #[test]
-fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
+fn a_publisher_that_speaks_against_a_ledger_is_read_again() {
     let late = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
     let agreed = [("10.0.0.12", "ns/lb2", "u2"), ("10.0.0.14", "ns/lb4", "u4")];
     let mut allocator = PoolAllocator::default();
     allocator.merge(&storing(&agreed), &LoadBalancerIndex::default());
     let by_stored = [agreed[0], agreed[1], ("10.0.0.13", "ns/lb2", "other")];
-    assert_eq!(allocator.disputes(&storing(&by_stored), &late), [owner(3)]);
+    assert_eq!(allocator.owners_to_reread(&storing(&by_stored), &late), [owner(3)]);
     let mut current = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
     current.update(&owner(3), None);
-    assert!(allocator.disputes(&storing(&by_stored), &current).is_empty());
+    assert!(allocator.owners_to_reread(&storing(&by_stored), &current).is_empty());
     assert!(!current.knows(&owner(3)));
     let repairs = allocator.merge(&storing(&by_stored), &current);
     let double = LedgerRepair::Double(at("a", "10.0.0.12"), owner(1));
@@ -407,10 +407,10 @@ fn a_contradiction_to_the_ledger_is_read_again() {
     let seen = storing(&[("10.0.0.12", "ns/lb2", "u2")]);
     let mut allocator = PoolAllocator::default();
     let mut old_view = world(&[(1, Some(12)), (2, None)]);
-    assert_eq!(allocator.disputes(&seen, &old_view), [owner(1)]);
+    assert_eq!(allocator.owners_to_reread(&seen, &old_view), [owner(1)]);
     // A fresh read shows lb1 with another address, so the ledger is right.
     old_view.update(&owner(1), Some(entry(1, Some(13))));
-    assert_eq!(allocator.disputes(&seen, &old_view), []);
+    assert_eq!(allocator.owners_to_reread(&seen, &old_view), []);
     allocator.merge(&seen, &old_view);
     assert_eq!(ledger(&allocator), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
     // A fresh read shows that lb1 was deleted, so the entry of lb1 is removed.
