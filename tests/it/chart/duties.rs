@@ -161,7 +161,7 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     // One more port: with a removed port the Service would be replaced.
     let more = [80, 81].map(|port| json!({"name": format!("p{port}"), "port": port}));
     patiently(async || cluster.patch_lb("vm", json!({"spec": {"listeners": more}})).await).await?;
-    // The Service is held back from kube-vip at first.
+    // At first, the announcement of the Service is delayed.
     let services = kube::Api::<Service>::default_namespaced(cluster.client.clone());
     eventually(SOON, "two ports of the Service", async || {
         let spec = services.get("vm").await?.spec.unwrap_or_default();

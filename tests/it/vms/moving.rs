@@ -224,10 +224,10 @@ async fn announced_anew(cluster: &Cluster, before: &Service) -> Result<Service> 
     cluster
         .service_when("web", "another UID, announced", |service| {
             let status = &json!(service)["status"];
-            let is_held = service.annotations().contains_key("kube-vip.io/ignore");
+            let is_ignored = service.annotations().contains_key("kube-vip.io/ignore");
             service.uid() != before.uid()
                 && status["loadBalancer"]["ingress"][0]["ip"].is_string()
-                && !is_held
+                && !is_ignored
         })
         .await
 }

@@ -79,7 +79,7 @@ impl ServiceTarget<'_> {
                     self.forget_settings().await?;
                     return Ok(ServiceState::Ours);
                 }
-                ServicePlan::Hold(left) => {
+                ServicePlan::DelayAnnouncement(left) => {
                     return Ok(ServiceState::Held(left.to_std().unwrap_or_default()));
                 }
                 ServicePlan::Foreign(whose) => return Err(self.foreign_service(&whose)),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{REPETITIONS, ServiceTarget, WriteObstacle};
 use crate::domain::vm_backends::service::settings::{self, CarriedSettings, SETTINGS};
-use crate::domain::vm_backends::service::{StoredService, hold_back};
+use crate::domain::vm_backends::service::{StoredService, delay_announcement};
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 
@@ -73,10 +73,10 @@ impl ServiceTarget<'_> {
         let writer = &self.ctx.shared.writer;
         let _turn = self.ctx.writes.take(self.namespace.clone()).await;
         let Some(settings) = settings else {
-            let service = hold_back(service);
+            let service = delay_announcement(service);
             return Box::pin(writer.create_service(&self.namespace, &service)).await;
         };
-        let service = hold_back(settings::applied(service, &settings));
+        let service = delay_announcement(settings::applied(service, &settings));
         match Box::pin(writer.create_service(&self.namespace, &service)).await {
             Err(error) if error.refusal().is_some() => {
                 let service = settings::without_allotted(service);

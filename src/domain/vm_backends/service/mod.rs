@@ -10,7 +10,7 @@
 //! absence of a selector, the operator's label and the owner reference. Everything else (policies,
 //! more labels and annotations, node ports) belongs to the user or program that set it.
 
-mod held_back;
+mod announcement_delay;
 mod ineffective_settings;
 mod interface;
 pub mod settings;
@@ -29,9 +29,9 @@ use super::lb_identity::{LbIdentity, owner_reference};
 use super::ports::{EndpointPort, ListenerPort};
 use crate::network::NetworkAttachment;
 use crate::network::host_links::NetworkReach;
+use announcement_delay::AnnouncementStep;
+pub use announcement_delay::{HELD_UNTIL, IGNORED, NOT_ANNOUNCED, delay_announcement};
 use api::{DHCP_ADDRESS, LABEL_SERVICE_LB};
-pub use held_back::{HELD_UNTIL, IGNORED, NOT_ANNOUNCED, hold_back};
-use held_back::{HeldServiceStep, held};
 pub use ineffective_settings::{SettingMisfit, misfit};
 use interface::{changed_hints, hints, is_elsewhere};
 
@@ -146,10 +146,10 @@ pub enum ServicePlan {
     Create(Value),
     /// Apply this merge patch to the Service.
     Change(Value),
-    /// Apply this merge patch to the status of a Service that is held back from kube-vip.
+    /// Apply this merge patch to the status of a Service whose announcement is delayed.
     ChangeStatus(Value),
-    /// Change nothing for this length of time: the Service is held back from kube-vip.
-    Hold(TimeDelta),
+    /// Change nothing for this length of time: the announcement of the Service is delayed.
+    DelayAnnouncement(TimeDelta),
     /// Change nothing, because the Service belongs to another owner, as the text describes.
     Foreign(String),
     /// Wait, because the Service of this name is being deleted.
@@ -237,8 +237,8 @@ impl WantedService<'_> {
 
 /// Plans the next action on the Service. `stored`: `None` if there is no Service of this name.
 ///
-/// The content of a Service that is held back is corrected before kube-vip may announce the
-/// Service. So kube-vip never reads content of another writer.
+/// The content of a Service whose announcement is delayed is corrected before kube-vip may announce
+/// the Service. So kube-vip never reads content of another writer.
 pub fn plan(
     stored: Option<&StoredService>,
     wanted: &WantedService<'_>,
@@ -262,10 +262,10 @@ pub fn plan(
     if let Some(patch) = patch(stored, wanted) {
         return ServicePlan::Change(patch);
     }
-    match held(stored, &wanted.asked(), now) {
-        Some(HeldServiceStep::Unnamed(patch)) => ServicePlan::ChangeStatus(patch),
-        Some(HeldServiceStep::For(left)) => ServicePlan::Hold(left),
-        Some(HeldServiceStep::Over(patch)) => ServicePlan::Change(patch),
+    match announcement_delay::next_step(stored, &wanted.asked(), now) {
+        Some(AnnouncementStep::WriteAddress(patch)) => ServicePlan::ChangeStatus(patch),
+        Some(AnnouncementStep::Wait(left)) => ServicePlan::DelayAnnouncement(left),
+        Some(AnnouncementStep::Announce(patch)) => ServicePlan::Change(patch),
         None => ServicePlan::Keep,
     }
 }

@@ -100,15 +100,16 @@ fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     assert_eq!(noted["metadata"]["annotations"][MADE_WITH_PORTS], "80/TCP,53/UDP");
 }
 
-/// A tenant who changes a Service that is held back does not make kube-vip announce the change.
+/// A tenant who changes a Service before kube-vip announces it does not make kube-vip announce the
+/// change.
 #[test]
-fn a_held_service_is_corrected_before_it_is_announced() {
+fn a_service_is_corrected_before_it_is_announced() {
     let listeners = listeners();
     let wanted = wanted("10.0.0.100", &listeners);
-    let mut held = hold_back(made(&wanted));
-    assert!(matches!(plan(Some(&read(&held)), &wanted), ServicePlan::ChangeStatus(_)));
+    let mut delayed = delay_announcement(made(&wanted));
+    assert!(matches!(plan(Some(&read(&delayed)), &wanted), ServicePlan::ChangeStatus(_)));
     for (until, next) in [
-        ("2026-11-25T12:00:01Z", ServicePlan::Hold(TimeDelta::seconds(1))),
+        ("2026-11-25T12:00:01Z", ServicePlan::DelayAnnouncement(TimeDelta::seconds(1))),
         (
             "2026-11-25T12:00:00Z",
             ServicePlan::Change(json!({"metadata": {
@@ -117,12 +118,12 @@ fn a_held_service_is_corrected_before_it_is_announced() {
             }})),
         ),
     ] {
-        held["metadata"]["annotations"][HELD_UNTIL] = json!(until);
-        assert_eq!(plan(Some(&read(&held)), &wanted), next, "{until}");
-        let mut other = held.clone();
+        delayed["metadata"]["annotations"][HELD_UNTIL] = json!(until);
+        assert_eq!(plan(Some(&read(&delayed)), &wanted), next, "{until}");
+        let mut other = delayed.clone();
         other["metadata"]["annotations"][ASKED_ADDRESS] = json!("10.0.0.101");
         assert_eq!(plan(Some(&read(&other)), &wanted), ServicePlan::Replace, "{until}");
-        let mut other = held.clone();
+        let mut other = delayed.clone();
         other["spec"]["loadBalancerIP"] = json!("10.0.0.101");
         let ServicePlan::Change(patch) = plan(Some(&read(&other)), &wanted) else { panic!() };
         let expected = json!({

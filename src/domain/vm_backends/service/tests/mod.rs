@@ -91,7 +91,7 @@ fn announced(mut service: Value, ip: &str) -> Value {
     service
 }
 
-/// Plan at a fixed time. The time matters only for a Service that is held back.
+/// Plan at a fixed time. The time matters only for a Service whose announcement is delayed.
 pub(super) fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> ServicePlan {
     super::plan(stored, wanted, noon())
 }

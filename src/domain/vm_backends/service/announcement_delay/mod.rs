@@ -1,5 +1,5 @@
 //! Delay of a new Service's announcement: kube-vip must ignore the Service until kube-proxy has
-//! rules for it. Until then, the Service is held back.
+//! rules for it.
 //!
 //! kube-proxy redirects traffic for an address as soon as the Service's status contains the
 //! address. But kube-vip first binds the address, and then writes the status. Between these two
@@ -21,8 +21,8 @@ use api::DHCP_ADDRESS;
 
 /// Annotation that makes kube-vip ignore the Service.
 pub const IGNORED: &str = "kube-vip.io/ignore";
-/// Annotation with the time (RFC 3339) until which kube-vip must ignore the Service. Empty while
-/// the Service's status does not yet contain the address.
+/// Annotation with the time (RFC 3339) at which the delay ends, and kube-vip may announce the
+/// Service. Empty while the Service's status does not yet contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
 /// Value of the field `error` on the ports of an address in a Service's status. This value marks an
 /// address that the operator wrote, and that no announcer announces yet.
@@ -30,45 +30,49 @@ pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
 /// Assumed time until kube-proxy has written its rules for a new Service. kube-proxy writes rules
 /// once a second (`minSyncPeriod`), and a write takes a part of a second.
-const HOLD: TimeDelta = TimeDelta::seconds(2);
+const DELAY: TimeDelta = TimeDelta::seconds(2);
 
-/// Next step for a Service that is held back.
+/// Next step for a Service whose announcement is delayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum HeldServiceStep {
+pub(super) enum AnnouncementStep {
     /// Write the address into the Service's status, with this patch.
-    Unnamed(Value),
+    WriteAddress(Value),
     /// Wait for this time, so that every kube-proxy can write its rules.
-    For(TimeDelta),
+    Wait(TimeDelta),
     /// Let kube-vip announce the Service, with this patch.
-    Over(Value),
+    Announce(Value),
 }
 
-/// Returns the next step for a Service that is held back from kube-vip. `None`: the Service is not
-/// held back. `address` is the address that the Service asks for.
-pub(super) fn held(
+/// Returns the next step for a Service whose announcement is delayed. `None`: the announcement is
+/// not delayed. `address` is the address that the Service asks for.
+pub(super) fn next_step(
     stored: &StoredService,
     address: &str,
     now: DateTime<FixedOffset>,
-) -> Option<HeldServiceStep> {
+) -> Option<AnnouncementStep> {
     let until = stored.annotations.get(HELD_UNTIL)?;
     if !stored.ingress.is_empty() {
         // An announcer already announces the Service, so there is nothing to wait for.
-        return Some(HeldServiceStep::Over(released(stored)));
+        return Some(AnnouncementStep::Announce(announcement(stored)));
     }
     if until.is_empty() {
-        return Some(HeldServiceStep::Unnamed(named(stored, address, now + HOLD)));
+        return Some(AnnouncementStep::WriteAddress(address_patch(stored, address, now + DELAY)));
     }
-    // If the annotation's text is not a time, the Service is no longer held back.
+    // If the annotation's text is not a time, the delay is over.
     let left = rfc3339::parse(until).map_or(TimeDelta::zero(), |until| until - now);
-    // If more than `HOLD` is left, the clock was set back, so the Service is no longer held back.
-    let is_held = left > TimeDelta::zero() && left <= HOLD;
-    Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
+    // If more than `DELAY` is left, the clock was set back, so the delay is over.
+    let is_delayed = left > TimeDelta::zero() && left <= DELAY;
+    Some(if is_delayed {
+        AnnouncementStep::Wait(left)
+    } else {
+        AnnouncementStep::Announce(announcement(stored))
+    })
 }
 
-/// Adds the annotations that hold a new Service back from kube-vip. Two kinds of Services stay
+/// Adds the annotations that delay the announcement of a new Service. Two kinds of Services stay
 /// unchanged: a Service that the user wants kube-vip to ignore, and a Service whose address
 /// kube-vip leases. A leased address is not known before kube-vip announces it.
-pub fn hold_back(mut service: Value) -> Value {
+pub fn delay_announcement(mut service: Value) -> Value {
     let annotations = &mut service["metadata"]["annotations"];
     if annotations[ASKED_ADDRESS] != DHCP_ADDRESS && annotations[IGNORED].is_null() {
         annotations[IGNORED] = json!("true");
@@ -77,7 +81,8 @@ pub fn hold_back(mut service: Value) -> Value {
     service
 }
 
-fn released(stored: &StoredService) -> Value {
+/// Patch after which kube-vip may announce the Service.
+fn announcement(stored: &StoredService) -> Value {
     json!({"metadata": {
         "resourceVersion": stored.version,
         "annotations": {IGNORED: null, HELD_UNTIL: null},
@@ -86,7 +91,7 @@ fn released(stored: &StoredService) -> Value {
 
 /// Patch that writes `address` into the status, and `until`, the end of the delay, into an
 /// annotation. The patch is for the status subresource, which also accepts changes of annotations.
-fn named(stored: &StoredService, address: &str, until: DateTime<FixedOffset>) -> Value {
+fn address_patch(stored: &StoredService, address: &str, until: DateTime<FixedOffset>) -> Value {
     let port = |port: &StoredPort| json!({"port": port.port, "protocol": port.protocol, "error": NOT_ANNOUNCED});
     let ports: Vec<Value> = stored.ports.iter().map(port).collect();
     json!({
