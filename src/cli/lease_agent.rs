@@ -22,14 +22,14 @@ use crate::http::health_endpoints;
 use crate::k8s::agent_records::RecordClient;
 use crate::k8s::client;
 use crate::k8s::events::EventRecorder;
-use crate::k8s::leadership::{LeaderElector, Leadership, LeadershipClaim};
+use crate::k8s::leadership::{LeaderElector, Leadership, LeadershipState};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
 /// Duration of the network's Lease for leader election, in seconds. If a busy machine stalls the
 /// leading agent for less than this time, the agent remains the leader. DHCP leases last longer
 /// than this time.
-const CLAIM_SECONDS: u8 = 10;
+const NETWORK_LEASE_SECONDS: u8 = 10;
 /// Time limit for the removal of links when the agent ends. The removal of a thousand links takes a
 /// second.
 const CLEARING: Duration = Duration::from_secs(10);
@@ -125,7 +125,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let lease = agent_name(&args.network);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
 
-    let pace = ElectionPace::new(CLAIM_SECONDS);
+    let pace = ElectionPace::new(NETWORK_LEASE_SECONDS);
     let elector = LeaderElector::new(lease_client, (&args.namespace, &lease), me.clone(), pace);
     let agent = DhcpAgent {
         settings: AgentSettings {
@@ -185,10 +185,10 @@ async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
         spoke.store(true, Ordering::Relaxed);
         // The term continues while the API server does not answer, so that the agent can renew its
         // leases. The term ends when another agent takes the Lease.
-        let mut claim = agent.leadership.claim();
+        let mut state = agent.leadership.state();
         tokio::select! {
             biased;
-            changed = claim.wait_for(|claim| *claim == LeadershipClaim::Lost) => {
+            changed = state.wait_for(|state| *state == LeadershipState::Lost) => {
                 changed?;
                 tracing::warn!("lost the network's Lease: DHCP stopped on this replica");
             }

@@ -277,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_ends_for_its_holder_before_it_ends_for_others() {
+    fn a_lease_ends_for_its_holder_before_it_ends_for_others() {
         for seconds in LEASE_SECONDS {
             let pace = ElectionPace::new(u8::try_from(seconds).unwrap());
             let lasts = Duration::from_secs(pace.seconds().into());
             let trusted = pace.trusted_until(at(10));
             assert!(trusted < at(10) + lasts, "{seconds}");
-            // If one renewal times out, the holder can send another one before the holder's claim
+            // If one renewal times out, the holder can send another one before its leadership
             // ends.
             assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
         }

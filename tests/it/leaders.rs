@@ -129,10 +129,10 @@ async fn a_leader_cut_off_from_its_lease_stops_writing_before_another_begins() -
     cluster.consistent().await
 }
 
-/// A slow API server: the Lease is renewed, but each time after the claim on it has expired.
+/// A slow API server: the Lease is renewed, but each time after the leadership has expired.
 /// Requests in between must not wait for ever.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_that_is_renewed_too_late_ends_its_term_and_all_its_tasks() -> Result<()> {
+async fn a_leadership_that_is_renewed_too_late_ends_its_term_and_all_its_tasks() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/22"})).await?;
     let proxy = Proxy::start(&cluster.bed).await?;
@@ -140,7 +140,7 @@ async fn a_claim_that_is_renewed_too_late_ends_its_term_and_all_its_tasks() -> R
     let options = ["--lease-duration", "3"].map(str::to_owned).to_vec();
     let operator = cluster.standby(Start { via, options, ..Start::default() }).await?;
     operator.leads().await?;
-    // Two calls per round, the next round 0.8 s later: a claim of 2.5 s is renewed after 3 s.
+    // Two calls per round, the next round 0.8 s later: leadership of 2.5 s is renewed after 3 s.
     proxy.set_rule(|call| match call.resource() {
         Some("leases") => Verdict::Delay(Duration::from_millis(550)),
         _ => Verdict::Pass,

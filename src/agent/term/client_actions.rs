@@ -9,7 +9,7 @@ use super::super::{clock, report};
 use super::AgentTerm;
 use crate::api::LeaseState;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets};
-use crate::k8s::leadership::LeadershipClaim;
+use crate::k8s::leadership::LeadershipState;
 
 /// Time for which the socket stays open after no client needs it any more. The socket also accepts
 /// ARP frames for this time after no client needs ARP frames any more. Often another client soon
@@ -40,7 +40,7 @@ impl AgentTerm<'_> {
                         }
                         ClientEvent::Undisputed => self.disputes.clear(),
                         ClientEvent::Duplicate { .. } => {
-                            let silent = *self.claim.borrow() == LeadershipClaim::Silent;
+                            let silent = *self.leadership.borrow() == LeadershipState::Silent;
                             if silent && !std::mem::replace(&mut self.yields, true) {
                                 let network = &self.agent.settings.network;
                                 tracing::warn!(
@@ -146,7 +146,7 @@ impl AgentTerm<'_> {
         self.yields &= !leads;
         let renews = || {
             let client = self.leases.get(&mac).and_then(|lease| lease.client.as_ref());
-            let silent = *self.claim.borrow() == LeadershipClaim::Silent;
+            let silent = *self.leadership.borrow() == LeadershipState::Silent;
             silent && !self.yields && client.is_some_and(DhcpClient::renews)
         };
         if !leads && !renews() {

@@ -30,7 +30,7 @@ use crate::api::DHCPLease;
 use crate::domain::dhcp::{AddressDisputes, Mac, RELEASES, owner_of};
 use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::agent_records::RecordEvent;
-use crate::k8s::leadership::LeadershipClaim;
+use crate::k8s::leadership::LeadershipState;
 
 /// Longest sleep of the loop. The clock goes on while the machine is suspended, but a sleep does
 /// not. So a longer sleep could end far too late.
@@ -76,7 +76,7 @@ pub(super) struct AgentTerm<'a> {
     /// this number, so that clients spread their messages over time.
     begun: u32,
     seeds: RandomState,
-    claim: watch::Receiver<LeadershipClaim>,
+    leadership: watch::Receiver<LeadershipState>,
     /// Whether another agent was active on this network while the API server did not answer. Then
     /// this agent renews no lease until it is the leader.
     yields: bool,
@@ -121,7 +121,7 @@ impl<'a> AgentTerm<'a> {
             disputes: AddressDisputes::default(),
             begun: 0,
             seeds: RandomState::new(),
-            claim: agent.leadership.claim(),
+            leadership: agent.leadership.state(),
             yields: false,
             stale: true,
             _watch: watch,
@@ -145,11 +145,11 @@ impl<'a> AgentTerm<'a> {
                 seen = self.records.recv(), if current => {
                     self.seen(seen.context("the watch of DHCPLeases ended")?);
                 }
-                changed = self.claim.changed() => {
+                changed = self.leadership.changed() => {
                     changed?;
                     tracing::info!(
-                        claim = ?*self.claim.borrow_and_update(),
-                        "the claim of leadership changed"
+                        state = ?*self.leadership.borrow_and_update(),
+                        "the state of leadership changed"
                     );
                 }
                 change = self.changes.next() => {

@@ -2,10 +2,10 @@
 //! controller and the operator exclude each other. The rules, and why no crate fits, are in
 //! [`crate::domain::leader_election`].
 //!
-//! [`Leadership`] is a claim with an expiry. Each writer checks [`Leadership::is_current`] at the
-//! moment of writing. A claim that could not be renewed ends by itself, and [`LeadershipClaim`]
-//! then says whether another process was observed to take the Lease. Times come from a clock that
-//! goes on during suspension, because other processes do not wait for a suspended machine.
+//! [`Leadership`] has an expiry. Each writer checks [`Leadership::is_current`] at the moment of
+//! writing. Leadership that could not be renewed ends by itself, and [`LeadershipState`] then says
+//! whether another process was observed to take the Lease. Times come from a clock that goes on
+//! during suspension, because other processes do not wait for a suspended machine.
 //!
 //! All replicas read the Lease anyway, so the Lease also carries a question of the leader to the
 //! other replicas, and the answer of one of them ([`ReplicaNotes`]). The leader sends the question
@@ -37,21 +37,22 @@ use crate::domain::leader_election::{
 };
 use crate::locks::lock;
 
-/// Number of consecutive failed rounds of the elector after which an expired claim becomes
-/// [`LeadershipClaim::Silent`]. A single failed round does not suffice: this process may have been
+/// Number of consecutive failed rounds of the elector after which expired leadership becomes
+/// [`LeadershipState::Silent`]. A single failed round does not suffice: this process may have been
 /// frozen during that round, while the API server worked.
 const SILENT: u32 = 2;
 
-/// State of this process's claim on the Lease.
+/// State of this process's leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeadershipClaim {
-    /// No claim: this process never held the Lease, has released it, or has observed that the Lease
-    /// no longer names this process.
+pub enum LeadershipState {
+    /// No leadership: this process never held the Lease, has released it, or has observed that the
+    /// Lease no longer names this process.
     Lost,
-    /// Expired claim: the API server does not answer. Another process may have taken the Lease
+    /// Expired leadership: the API server does not answer. Another process may have taken the Lease
     /// after the expiry.
     Silent,
-    /// Valid claim, or a claim that expired a moment ago and that this process tries to renew.
+    /// Valid leadership, or leadership that expired a moment ago and that this process tries to
+    /// renew.
     Held,
 }
 
@@ -64,16 +65,16 @@ pub struct ReplicaNotes {
     pub answer: Option<String>,
 }
 
-/// Leadership of this process: its claim on the Lease, and the messages in the Lease. The elector
-/// changes the claim, and all writers check it.
+/// Leadership of this process: until when it leads, and the messages in the Lease. The elector
+/// changes that time, and all writers check it.
 #[derive(Debug)]
 pub struct Leadership {
     started: Duration,
-    /// Time at which this process's claim expires, in milliseconds since `started`. 0: there is no
-    /// claim.
+    /// Time at which the leadership expires, in milliseconds since `started`. 0: this process does
+    /// not lead.
     until: AtomicU64,
     leading: watch::Sender<bool>,
-    claim: watch::Sender<LeadershipClaim>,
+    state: watch::Sender<LeadershipState>,
     /// Identity of the Lease's holder, if the holder is not a replica of this operator. `None`: a
     /// replica of this operator holds the Lease, or no process does.
     other: watch::Sender<Option<String>>,
@@ -95,7 +96,7 @@ impl Default for Leadership {
             started: clock::now(),
             until: AtomicU64::new(0),
             leading: watch::Sender::new(false),
-            claim: watch::Sender::new(LeadershipClaim::Lost),
+            state: watch::Sender::new(LeadershipState::Lost),
             other: watch::Sender::new(None),
             last_round: AtomicU64::new(0),
             read: watch::Sender::new(ReplicaNotes::default()),
@@ -106,7 +107,7 @@ impl Default for Leadership {
 }
 
 impl Leadership {
-    /// Whether this process's claim is valid now, so that this process may write.
+    /// Whether this process leads now, so that it may write.
     pub fn is_current(&self) -> bool {
         self.now() < Duration::from_millis(self.until.load(Ordering::Acquire))
     }
@@ -117,10 +118,9 @@ impl Leadership {
         self.leading.subscribe()
     }
 
-    /// Returns a receiver of the state of this process's claim. The receiver is notified of each
-    /// change.
-    pub fn claim(&self) -> watch::Receiver<LeadershipClaim> {
-        self.claim.subscribe()
+    /// Returns a receiver of the state of the leadership. The receiver is notified of each change.
+    pub fn state(&self) -> watch::Receiver<LeadershipState> {
+        self.state.subscribe()
     }
 
     /// Returns a receiver of the identity of another controller that holds the Lease. Such a
@@ -181,16 +181,16 @@ impl Leadership {
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        // `claim` may still be `Held` from a term that expired, if since that expiry no other
+        // `state` may still be `Held` from a term that expired, if since that expiry no other
         // process was observed to take the Lease. `send_replace` notifies the receivers even if the
         // value is the same, so that they notice the new term.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
-            self.claim.send_replace(LeadershipClaim::Held);
+            self.state.send_replace(LeadershipState::Held);
         }
     }
 
-    fn set(&self, claim: LeadershipClaim) {
-        self.claim.send_if_modified(|before| std::mem::replace(before, claim) != claim);
+    fn set(&self, state: LeadershipState) {
+        self.state.send_if_modified(|before| std::mem::replace(before, state) != state);
     }
 
     fn set_other(&self, other: Option<&str>) {
@@ -253,9 +253,9 @@ impl LeaderElector {
                 Ok(Ok(_) | Err(CallError::Conflict(_))) => 0,
                 _ => failures + 1,
             };
-            let held = *leadership.claim.borrow() == LeadershipClaim::Held;
+            let held = *leadership.state.borrow() == LeadershipState::Held;
             if failures >= SILENT && held && !leadership.is_current() {
-                leadership.set(LeadershipClaim::Silent);
+                leadership.set(LeadershipState::Silent);
             }
             let pause = match done {
                 Ok(Ok(RoundResult::Pause(pause))) => pause,
@@ -276,8 +276,8 @@ impl LeaderElector {
         }
     }
 
-    /// Waits for the time `pause`, or until this process has a message to write. If this process's
-    /// claim expires meanwhile, ends the leadership of this process at that moment.
+    /// Waits for the time `pause`, or until this process has a message to write. If the
+    /// leadership expires meanwhile, ends it at that moment.
     async fn pause(&self, leadership: &Leadership, pause: Duration) {
         let wake = leadership.now() + pause;
         let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
@@ -319,7 +319,7 @@ impl LeaderElector {
                 );
                 leadership.give_up();
             }
-            leadership.set(LeadershipClaim::Lost);
+            leadership.set(LeadershipState::Lost);
         }
         match action {
             LeaseAction::StartAnew(back) => {
@@ -357,8 +357,8 @@ impl LeaderElector {
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
-            // The claim expired before this renewal, and writes since then were refused. Only the
-            // start of a term repeats these writes. So this term ends here, and the next round
+            // The leadership expired before this renewal, and writes since then were refused. Only
+            // the start of a term repeats these writes. So this term ends here, and the next round
             // begins another term.
             self.lapse(leadership);
             return Ok(RoundResult::Pause(Duration::ZERO));

@@ -1,6 +1,6 @@
 //! Release of the Lease by a process that ends.
 
-use super::{LeaderElector, Leadership, LeadershipClaim};
+use super::{LeaderElector, Leadership, LeadershipState};
 use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 use crate::k8s::{CALL_DEADLINE, CallError};
 
@@ -12,7 +12,7 @@ impl LeaderElector {
             return;
         }
         leadership.give_up();
-        leadership.set(LeadershipClaim::Lost);
+        leadership.set(LeadershipState::Lost);
         // The process is ending, so both calls together get the deadline of one call.
         let calls = self.api.within(CALL_DEADLINE / 2);
         let released = async {

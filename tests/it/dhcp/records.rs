@@ -193,8 +193,8 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
             proxy.cut_all();
         };
         away();
-        eventually(LATER, "end of the claim", async || {
-            agent.process.log().contains("the claim of leadership changed claim=Silent")
+        eventually(LATER, "end of the leadership", async || {
+            agent.process.log().contains("the state of leadership changed state=Silent")
         })
         .await?;
         // The record's content when the last write was possible.
@@ -225,8 +225,8 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         ensure!(terms == 1, "it began again:\n{log}");
 
         away();
-        let silent = "the claim of leadership changed claim=Silent";
-        eventually(LATER, "end of the claim", async || {
+        let silent = "the state of leadership changed state=Silent";
+        eventually(LATER, "end of the leadership", async || {
             agent.process.log().matches(silent).count() == 2
         })
         .await?;

@@ -13,8 +13,8 @@ const OTHER: &str = "net2";
 /// Bound for a failover: the Lease's 10 s, several times on a busy machine.
 const FAILOVER: Duration = Duration::from_secs(45);
 
-/// Number of terms of an agent. An agent that stalls for longer than its claim lasts begins a new
-/// one, which is no fault.
+/// Number of terms of an agent. An agent that stalls for longer than its leadership lasts begins a
+/// new one, which is no fault.
 fn terms(agent: &LeaseAgent) -> usize {
     agent.process.log().matches("the list of DHCPLeases is complete").count()
 }
@@ -56,8 +56,8 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         let heard = site.frames_from(&other).await?;
         ensure!(heard == 0 || terms(&two) > 0, "the other one sent {heard} frames");
 
-        // The first is stopped for longer than its claim lasts, as with its node, and the other takes over. What is
-        // asked for meanwhile waits no longer than that.
+        // The first is stopped for longer than its leadership lasts, as with its node, and the other
+        // takes over. What is asked for meanwhile waits no longer than that.
         one.process.signal("STOP")?;
         let stopped = Instant::now();
         let late = site.lease("late").await?;
@@ -77,7 +77,7 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         one.process.signal("CONT")?;
         eventually(LATER, "inactive agent", async || !in_term(&one) || ends(&one) > ended).await?;
         let now = site.frames_from(&port).await?;
-        ensure!(now == heard || terms(&one) > spoken, "{} frames without a claim", now - heard);
+        ensure!(now == heard || terms(&one) > spoken, "{} frames without leadership", now - heard);
 
         // At a signal to end, the other hands over: it releases no address and leaves no link.
         two.stop().await?;
