@@ -16,12 +16,12 @@ use crate::k8s::CallError;
 impl RotationRun<'_> {
     /// Reports the credentials that a deletion does not revoke.
     pub(super) fn report_left_behind(&self) {
-        let left = left_behind(&self.plan, &self.record).join(", ");
+        let left = left_behind(&self.plan, &self.state).join(", ");
         if left.is_empty() {
             return;
         }
         let unknown = self.unknown.as_ref().map(|unknown| unknown.why.as_str());
-        let why = why_deletion_waits(&self.record, unknown).unwrap_or_default();
+        let why = why_deletion_waits(&self.state, unknown).unwrap_or_default();
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         tracing::warn!(
             namespace,
@@ -80,7 +80,7 @@ impl RotationRun<'_> {
             self.report_left_behind();
             self.remove_finalizer().await?;
         } else {
-            self.write_status(self.record.clone(), Some(&ReadyReason::NotAllowed)).await?;
+            self.write_status(self.state.clone(), Some(&ReadyReason::NotAllowed)).await?;
         }
         Ok(LONGEST_PAUSE)
     }

@@ -79,12 +79,12 @@ fn texts(labels: &[String]) -> Vec<&str> {
 fn add_rotation(values: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
     let plan = status::plan(rotation);
     let said = rotation.status.clone().unwrap_or_default();
-    let record = status::record(rotation.status.as_ref());
+    let state = status::state(rotation.status.as_ref());
     let end = status::ends(&said);
     let (namespace, name) = (rotation.namespace().unwrap_or_default(), rotation.name_any());
-    let rotated = due(&plan, &record).is_some();
+    let rotated = due(&plan, &state).is_some();
     let labels = vec![namespace.clone(), name.clone(), rotated.to_string()];
-    let late = expiry::alarm(&plan, &record, end).is_some_and(|at| at <= now);
+    let late = expiry::alarm(&plan, &state, end).is_some_and(|at| at <= now);
     values.overdue.insert(labels.clone(), late.into());
     if let Some(end) = end {
         values.ends.insert(labels, end);

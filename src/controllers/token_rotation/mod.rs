@@ -1,9 +1,9 @@
 //! Reconciles TokenRotations, and decides which of them must be reconciled, and when.
 //!
-//! The record in the status of a rotation is evaluated first. The rotation and its target are read
-//! from their servers only if the record requires a step, or if an object that the rotation depends
-//! on has changed. Invariants: few rotations are reconciled at the same time, and few begin to
-//! replace their credential in one second, however many are due.
+//! The recorded state, in the status of a rotation, is evaluated first. The rotation and its target
+//! are read from their servers only if the state requires a step, or if an object that the rotation
+//! depends on has changed. Invariants: few rotations are reconciled at the same time, and few begin
+//! to replace their credential in one second, however many are due.
 
 mod children;
 mod deletion;
@@ -41,7 +41,7 @@ use super::failed_reconciles::FailedReconciles;
 use crate::api::{LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::rotation::inventory::CredentialInventory;
 use crate::domain::credentials::rotation::{
-    RecordChange, RotationAction, UnpublishedCredential, idle,
+    RotationAction, StateChange, UnpublishedCredential, idle,
 };
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
@@ -260,7 +260,7 @@ impl RotationContext {
             RotationAction::Wait(next) => Some(pause(next, now)),
             // The rotation only waits for its turn to begin, so nothing is read or written until
             // then.
-            RotationAction::Write(RecordChange::Named, next) if !next.is_asked() => {
+            RotationAction::Write(StateChange::Named, next) if !next.is_asked() => {
                 Some(self.time_until_turn(&ObjectRef::from_obj(rotation)))
                     .filter(|turn| !turn.is_zero())
             }

@@ -76,10 +76,10 @@ pub(super) fn dependents(
 /// Whether `rotation` has observed a credential in its target, and will replace it. False, for
 /// example, if the credential is only watched, or `rotation` is being deleted.
 pub(super) fn replaces_its_credential(context: &RotationContext, rotation: &TokenRotation) -> bool {
-    let record = status::record(rotation.status.as_ref());
+    let state = status::state(rotation.status.as_ref());
     context.is_allowed(&rotation.namespace().unwrap_or_default())
         && rotation.metadata.deletion_timestamp.is_none()
-        && due(&status::plan(rotation), &record).is_some()
+        && due(&status::plan(rotation), &state).is_some()
 }
 
 /// Whether `target` names the Secret, and the key of this Secret, that contain the API key of
@@ -140,7 +140,7 @@ impl RotationRun<'_> {
     pub(super) async fn find_first_rival(&mut self) -> Result<(), CallError> {
         if self.named_url().is_some() {
             // The URL is written first, because rivals are found by the URL in the status.
-            self.write_status(self.record.clone(), None).await?;
+            self.write_status(self.state.clone(), None).await?;
         }
         let others = self.other_rotations();
         if self.plan.source.is_some() {

@@ -11,7 +11,7 @@ use crate::api::{ApiKey, TokenRotation};
 use crate::domain::credentials::children::{ChildCandidate, ChildRotations};
 use crate::domain::credentials::rotation::target_secret::TargetRead;
 use crate::domain::credentials::rotation::{
-    ObservedState, RotationPlan, RotationRecord, TargetState,
+    ObservedState, RotationPlan, RotationState, TargetState,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
@@ -28,7 +28,7 @@ pub(super) struct RotationRun<'a> {
     pub(super) context: &'a RotationContext,
     pub(super) rotation: TokenRotation,
     pub(super) plan: RotationPlan,
-    pub(super) record: RotationRecord,
+    pub(super) state: RotationState,
     pub(super) read: TargetRead,
     pub(super) existing: Vec<String>,
     pub(super) clock: ServerClock,

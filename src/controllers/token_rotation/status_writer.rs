@@ -10,7 +10,7 @@ use super::{UnpublishedToken, pause};
 use crate::domain::credentials::rotation::ready::{ReadyFacts, ReadyReason};
 use crate::domain::credentials::rotation::status::{self, StatusObservations};
 use crate::domain::credentials::rotation::{
-    RecordChange, RotationRecord, RotationStep, UnpublishedCredential, failed, idle,
+    RotationState, RotationStep, StateChange, UnpublishedCredential, failed, idle,
 };
 use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::object_fields::merge_patch::merge_patch;
@@ -24,11 +24,11 @@ const CHECK_RIGHTS_AFTER: Duration = Duration::from_secs(30);
 const READ_MORE_AFTER: Duration = Duration::from_secs(5);
 
 impl RotationRun<'_> {
-    /// Writes the status with the record `next`, if that status differs from the stored one.
+    /// Writes the status with the state `next`, if that status differs from the stored one.
     /// `ready`: reason of the condition Ready; `None` leaves that condition as it is.
     pub(super) async fn write_status(
         &mut self,
-        next: RotationRecord,
+        next: RotationState,
         ready: Option<&ReadyReason>,
     ) -> Result<(), CallError> {
         let now = self.clock.now();
@@ -49,33 +49,33 @@ impl RotationRun<'_> {
             self.rotation = writer.patch_rotation_status(&namespace, &name, &patch).await?;
             self.plan = self.current_plan();
         }
-        self.record = next;
+        self.state = next;
         Ok(())
     }
 
-    /// Writes the record `next`, and reports `change`, which is the difference between `next` and
-    /// the present record.
+    /// Writes the state `next`, and reports `change`, which is the difference between `next` and
+    /// the present state.
     pub(super) async fn record_change(
         &mut self,
-        change: RecordChange,
-        next: RotationRecord,
+        change: StateChange,
+        next: RotationState,
     ) -> Result<(), CallError> {
-        let ready = (change == RecordChange::Published).then_some(ReadyReason::Current);
-        let before = self.record.clone();
+        let ready = (change == StateChange::Published).then_some(ReadyReason::Current);
+        let before = self.state.clone();
         self.write_status(next, ready.as_ref()).await?;
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         let metrics = &self.context.ctx.metrics.rotation;
-        let current = self.record.current.clone().unwrap_or_default().name;
+        let current = self.state.current.clone().unwrap_or_default().name;
         match change {
-            RecordChange::Named => {
-                let name = self.record.pending.clone().unwrap_or_default().name;
+            StateChange::Named => {
+                let name = self.state.pending.clone().unwrap_or_default().name;
                 tracing::debug!(namespace, rotation, credential = name, "credential is being made");
                 self.keep_unpublished(Some(UnpublishedToken {
                     credential: UnpublishedCredential { name, ..UnpublishedCredential::default() },
                     text: None,
                 }));
             }
-            RecordChange::Published => {
+            StateChange::Published => {
                 self.keep_unpublished(None);
                 metrics.published.inc();
                 tracing::info!(namespace, rotation, credential = current, "credential published");
@@ -84,7 +84,7 @@ impl RotationRun<'_> {
                     format!("credential {current} was written into the target"),
                 );
             }
-            RecordChange::Adopted => {
+            StateChange::Adopted => {
                 self.keep_unpublished(None);
                 tracing::info!(namespace, rotation, credential = current, "credential adopted");
                 if before.current.is_some() {
@@ -92,15 +92,19 @@ impl RotationRun<'_> {
                     self.emit_event("Adopted", note.to_owned());
                 }
             }
-            RecordChange::Abandoned => {
-                if self.record.pending.is_none() {
+            StateChange::Abandoned => {
+                if self.state.pending.is_none() {
                     self.keep_unpublished(None);
                 }
             }
-            RecordChange::Found => {
-                tracing::warn!(namespace, rotation, "found a credential that is not in the record");
+            StateChange::Found => {
+                tracing::warn!(
+                    namespace,
+                    rotation,
+                    "found a credential that the status does not name"
+                );
             }
-            RecordChange::Retimed => {
+            StateChange::Retimed => {
                 let end = self.rotation.status.as_ref().and_then(|s| s.expires_at.clone());
                 tracing::info!(
                     namespace,
@@ -110,7 +114,7 @@ impl RotationRun<'_> {
                     "the expiry of the credential has changed"
                 );
             }
-            RecordChange::Restarted | RecordChange::Publishing | RecordChange::Revoked => {}
+            StateChange::Restarted | StateChange::Publishing | StateChange::Revoked => {}
         }
         Ok(())
     }
@@ -137,7 +141,7 @@ impl RotationRun<'_> {
             "step failed"
         );
         self.context.ctx.metrics.rotation.failures.with_label_values(&[step.word()]).inc();
-        let next = failed(&self.plan, &self.record, step, name, self.clock.now());
+        let next = failed(&self.plan, &self.state, step, name, self.clock.now());
         if next.pending.is_none() {
             self.keep_unpublished(None);
         }
@@ -160,11 +164,11 @@ impl RotationRun<'_> {
             children: self.children_summary(),
         };
         let wants = &self.rotation.spec.target;
-        let ready = ReadyReason::of(&self.plan, &self.record, &self.observed(), wants, facts);
-        self.write_status(self.record.clone(), ready.as_ref()).await?;
+        let ready = ReadyReason::of(&self.plan, &self.state, &self.observed(), wants, facts);
+        self.write_status(self.state.clone(), ready.as_ref()).await?;
         let now = self.clock.now();
         let ends = self.rotation.status.as_ref().and_then(status::ends);
-        let pause = pause(idle::next_reconcile(&self.plan, &self.record, until, ends, now), now);
+        let pause = pause(idle::next_reconcile(&self.plan, &self.state, until, ends, now), now);
         // No event reports a change in a Rancher, so the pause until the next read is bounded.
         let most = match &self.session {
             Some(session) if session.unread > 0 => READ_MORE_AFTER,

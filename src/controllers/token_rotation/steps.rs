@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * The target is read before the record, and both before any step.
-//! * After each write of the record, the next step uses the object that the server returned.
+//! * The target is read before the recorded state, and both before any step.
+//! * After each write of the state, the next step uses the object that the server returned.
 //! * The target is read again before each revocation.
 
 use std::time::Duration;
@@ -17,8 +17,8 @@ use super::snapshot::TargetSnapshot;
 use super::{CredentialIssuer, RotationContext, lock, snapshot};
 use crate::api::{ANNOTATION_HASH, TokenRotation};
 use crate::domain::credentials::rotation::{
-    RecordChange, RotationAction, RotationRecord, RotationStep, UnknownReason, after_restart,
-    decide, status,
+    RotationAction, RotationState, RotationStep, StateChange, UnknownReason, after_restart, decide,
+    status,
 };
 use crate::k8s::CallError;
 
@@ -50,12 +50,12 @@ pub(super) async fn run_steps(
         // reconcile.
         return Ok(CONTINUE_AFTER);
     }
-    let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
+    let (plan, state) = (status::plan(&rotation), status::state(rotation.status.as_ref()));
     let mut run = RotationRun {
         context,
         rotation,
         plan,
-        record,
+        state,
         read,
         existing: Vec::new(),
         clock,
@@ -94,8 +94,8 @@ impl RotationRun<'_> {
     /// Runs one step. Returns the pause until the next reconcile. `None`: the next step can run at
     /// once.
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
-        let pending = self.record.pending.clone().unwrap_or_default().name;
-        let (step, name, done) = match decide(&self.plan, &self.record, &self.observed()) {
+        let pending = self.state.pending.clone().unwrap_or_default().name;
+        let (step, name, done) = match decide(&self.plan, &self.state, &self.observed()) {
             RotationAction::Write(change, next) => {
                 if let Some(turn) = self.time_until_turn(change, &next) {
                     return Ok(Some(self.wait(None).await?.min(turn)));
@@ -112,7 +112,7 @@ impl RotationRun<'_> {
                 (RotationStep::Publish, String::new(), self.drop_kept().await)
             }
             RotationAction::Restart => {
-                let current = self.record.current.clone().unwrap_or_default().name;
+                let current = self.state.current.clone().unwrap_or_default().name;
                 (RotationStep::Restart, current, self.restart_workloads().await)
             }
             RotationAction::Revoke(name) => {
@@ -135,10 +135,10 @@ impl RotationRun<'_> {
     }
 
     /// Time until this rotation may begin to replace its credential. `None`: the rotation need not
-    /// wait. Only [`RecordChange::Named`] begins a replacement. A replacement that an annotation
+    /// wait. Only [`StateChange::Named`] begins a replacement. A replacement that an annotation
     /// requests does not wait for a turn.
-    fn time_until_turn(&self, change: RecordChange, next: &RotationRecord) -> Option<Duration> {
-        if change != RecordChange::Named || next.is_asked() {
+    fn time_until_turn(&self, change: StateChange, next: &RotationState) -> Option<Duration> {
+        if change != StateChange::Named || next.is_asked() {
             return None;
         }
         let name = ObjectRef::from_obj(&self.rotation);
@@ -155,7 +155,7 @@ impl RotationRun<'_> {
 
     /// Restarts every workload of `spec.restartWorkloads`, so that its pods read the target again.
     pub(super) async fn restart_workloads(&mut self) -> Result<(), StepFault> {
-        let current = self.record.current.clone().unwrap_or_default();
+        let current = self.state.current.clone().unwrap_or_default();
         let part = self.plan.prefix.rsplit('-').next().unwrap_or_default();
         let key = format!("{ANNOTATION_HASH}-{part}");
         let workloads = self.rotation.spec.restart_workloads.clone().unwrap_or_default();
@@ -175,15 +175,15 @@ impl RotationRun<'_> {
             }
         }
         self.read_again().await.map_err(StepFault::Call)?;
-        let next = after_restart(&self.plan, &self.record, self.clock.now());
-        self.record_change(RecordChange::Restarted, next).await.map_err(StepFault::Call)
+        let next = after_restart(&self.plan, &self.state, self.clock.now());
+        self.record_change(StateChange::Restarted, next).await.map_err(StepFault::Call)
     }
 
     /// Reads the target again. Revokes the credential `name` only if its revocation is still the
     /// next step after this read.
     pub(super) async fn revoke_unless_used(&mut self, name: &str) -> Result<(), StepFault> {
         self.read_again().await.map_err(StepFault::Call)?;
-        let next = decide(&self.plan, &self.record, &self.observed());
+        let next = decide(&self.plan, &self.state, &self.observed());
         if next != RotationAction::Revoke(name.to_owned()) {
             return Ok(());
         }

@@ -151,7 +151,7 @@ impl RotationRun<'_> {
             RotationTarget::Secret(wants) => {
                 let value = self.read.value_with(wants, &token);
                 let value = value.map_err(|fault| StepFault::Step(fault.to_string()))?;
-                let publishing = self.record.pending.as_ref().and_then(|p| p.publishing.as_ref());
+                let publishing = self.state.pending.as_ref().and_then(|p| p.publishing.as_ref());
                 let version = publishing.map_or("", |publishing| publishing.replaces.as_str());
                 self.write_secret(wants, version, &value).await?;
             }

@@ -33,12 +33,12 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredenti
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     let (namespace, name) = (part(&meta.namespace), part(&meta.name));
     let Some(status) = &rotation.status else { return Vec::new() };
-    let (plan, record) = (status::plan(rotation), status::record(Some(status)));
-    let is_renewed = due(&plan, &record).is_some();
+    let (plan, state) = (status::plan(rotation), status::state(Some(status)));
+    let is_renewed = due(&plan, &state).is_some();
     let renewed_by = is_renewed.then(|| format!("{namespace}/{name}"));
     if is_renewed || status.watched.is_empty() {
         let end = status.expires_at.as_deref().and_then(timestamp::parse_rfc3339);
-        let is_soon = expiry::alarm(&plan, &record, end).is_some_and(|alarm| alarm <= now);
+        let is_soon = expiry::alarm(&plan, &state, end).is_some_and(|alarm| alarm <= now);
         let place = match &rotation.spec.target.secret {
             Some(target) => secret(&namespace, &target.name, &target.key),
             None => format!("TokenRotation {namespace}/{name}"),

@@ -1,13 +1,13 @@
-//! Changes of the record. The record states what the target holds, which credential was published,
-//! replaced or abandoned, and which step has failed. This module also decides which old credential
-//! may be revoked.
+//! Changes of the recorded state of a rotation: what the target holds, which credential was
+//! published, replaced or abandoned, and which step has failed. This module also decides which old
+//! credential may be revoked.
 
 use super::foreign_credentials::{record_found, serial_of};
 use super::kept_credential::kept_hash;
 use super::{
-    CurrentEntry, ObservedState, PendingEntry, PendingPublication, RecordChange, RetiredCredential,
-    RotationAction, RotationPlan, RotationRecord, RotationStep, SURELY_ANSWERED, Seconds,
-    TargetCredential, TargetState, issuer_report,
+    CurrentEntry, ObservedState, PendingEntry, PendingPublication, RetiredCredential,
+    RotationAction, RotationPlan, RotationState, RotationStep, SURELY_ANSWERED, Seconds,
+    StateChange, TargetCredential, TargetState, issuer_report,
 };
 
 /// Pause after the first failure of a step, in seconds. Each further failure doubles the pause, up
@@ -19,36 +19,36 @@ const LAST_RETRY: Seconds = 600;
 /// credential may have leaked, and no event reports that a missing right was granted.
 const LAST_REVOKE: Seconds = 120;
 
-/// Action that brings the record up to date with the observed state `seen`. `None`: `record` agrees
-/// with the target's content and with the existing credentials.
-pub(super) fn update_record(
+/// Action that brings the recorded state up to date with `seen`. `None`: `state` agrees with the
+/// target's content and with the existing credentials.
+pub(super) fn update_state(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
 ) -> Option<RotationAction> {
     if let TargetState::There { holds: Some(held), .. } = &seen.target {
-        if has_hash(record.publishing().map(|publishing| &publishing.made.hash), held) {
+        if has_hash(state.publishing().map(|publishing| &publishing.made.hash), held) {
             return Some(RotationAction::write(
-                RecordChange::Published,
-                published(plan, record, seen.now),
+                StateChange::Published,
+                published(plan, state, seen.now),
             ));
         }
-        if !record.current.as_ref().is_some_and(|current| is_same(plan, current, held)) {
+        if !state.current.as_ref().is_some_and(|current| is_same(plan, current, held)) {
             return Some(RotationAction::write(
-                RecordChange::Adopted,
-                adopted(plan, record, seen, held),
+                StateChange::Adopted,
+                adopted(plan, state, seen, held),
             ));
         }
-        if let Some(next) = issuer_report::with_reported_end(record, held, seen.now) {
-            return Some(RotationAction::write(RecordChange::Retimed, next));
+        if let Some(next) = issuer_report::with_reported_end(state, held, seen.now) {
+            return Some(RotationAction::write(StateChange::Retimed, next));
         }
     }
-    record_found(plan, record, seen)
+    record_found(plan, state, seen)
 }
 
 /// Whether the target holds the recorded credential. `current`: recorded credential. `held`:
 /// credential in the target. Hashes are compared if the operator replaces the credential. A watched
-/// credential may be a password, and a hash in a status would reveal the password. So the record
+/// credential may be a password, and a hash in a status would reveal the password. So the status
 /// has no hash of a watched credential. Names are compared instead. Expiries are compared too, if
 /// the credential itself states its expiry.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
@@ -64,7 +64,7 @@ fn has_hash(hash: Option<&String>, held: &TargetCredential) -> bool {
     hash.is_some_and(|hash| *hash == held.hash)
 }
 
-impl RotationRecord {
+impl RotationState {
     fn publishing(&self) -> Option<&PendingPublication> {
         self.pending.as_ref()?.publishing.as_ref()
     }
@@ -77,9 +77,9 @@ impl RotationRecord {
     }
 }
 
-/// Record after the pending credential was observed in the target.
-fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationRecord {
-    let mut next = record.clone();
+/// State after the pending credential was observed in the target.
+fn published(plan: &RotationPlan, state: &RotationState, now: Seconds) -> RotationState {
+    let mut next = state.clone();
     let Some(pending) = next.pending.take() else { return next };
     let Some(PendingPublication { made, .. }) = pending.publishing else { return next };
     // One second is added to the overlap: times are cut to whole seconds, and an overlap is never
@@ -109,18 +109,18 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     next
 }
 
-/// Takes the current credential out of the record `next`. If the operator made this credential, the
+/// Takes the current credential out of the state `next`. If the operator made this credential, the
 /// credential goes to `previous`, the list of credentials to revoke. `after`: earliest time of the
 /// revocation.
-fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
+fn retire(next: &mut RotationState, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
         next.previous.push(RetiredCredential { name, hash, after, ..RetiredCredential::default() });
     }
 }
 
-/// Record whose current credential is `held`, the credential that was found in the target.
-/// Precondition: `held` is neither the current nor the pending credential of `record`. So one of
+/// State whose current credential is `held`, the credential that was found in the target.
+/// Precondition: `held` is neither the current nor the pending credential of `state`. So one of
 /// these events came before:
 ///
 /// * Another party has made the credential.
@@ -128,11 +128,11 @@ fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
 /// * A late write of the operator has published the credential.
 fn adopted(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
     held: &TargetCredential,
-) -> RotationRecord {
-    let mut next = record.clone();
+) -> RotationState {
+    let mut next = state.clone();
     abandon(plan, &mut next, seen.now);
     let after = Some(seen.now + plan.overlap + 1);
     retire(&mut next, after);
@@ -146,7 +146,7 @@ fn adopted(
     let named = |name: &String| *name == held.claims.name;
     let by_name = || next.previous.iter().position(|old| old.hash.is_none() && named(&old.name));
     let again = by_hash.or_else(by_name).map(|at| next.previous.remove(at).name);
-    let made_here = |name: &&String| named(name) && serial_of(plan, record, name).is_some();
+    let made_here = |name: &&String| named(name) && serial_of(plan, state, name).is_some();
     let lost = || seen.existing.iter().flatten().find(made_here).cloned();
     let ours = again.or_else(lost);
     if ours.is_some() && kept_hash(seen).is_some() {
@@ -170,7 +170,7 @@ fn adopted(
 /// publish the credential was recorded, a client may have read the credential, and the attempt may
 /// still succeed. In this case, the revocation waits for the overlap, and for the end of the
 /// attempt.
-pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
+pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationState, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
         None => RetiredCredential { name, after: Some(now), ..RetiredCredential::default() },
@@ -184,22 +184,22 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
     });
 }
 
-/// Record without the late writes that can no longer succeed. A late write is a write whose outcome
+/// State without the late writes that can no longer succeed. A late write is a write whose outcome
 /// is not known. The server refuses such a write if the target has another version by now. The
 /// write may have succeeded earlier, and a client may have read its credential. Therefore the
-/// overlap of this credential begins now. `None`: nothing in the record changes.
+/// overlap of this credential begins now. `None`: nothing in the state changes.
 pub(super) fn without_late_writes(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
-) -> Option<RotationRecord> {
+) -> Option<RotationState> {
     let TargetState::There { version, .. } = &seen.target else { return None };
     let is_over =
         |old: &RetiredCredential| old.replaces.as_ref().is_some_and(|replaces| replaces != version);
-    if !record.previous.iter().any(is_over) {
+    if !state.previous.iter().any(is_over) {
         return None;
     }
-    let mut next = record.clone();
+    let mut next = state.clone();
     for old in next.previous.iter_mut().filter(|old| is_over(old)) {
         old.replaces = None;
         old.after = Some(seen.now + plan.overlap + 1);
@@ -207,18 +207,18 @@ pub(super) fn without_late_writes(
     Some(next)
 }
 
-/// Record after `step` has failed. `name`: name of the credential that was to be revoked. Other
+/// State after `step` has failed. `name`: name of the credential that was to be revoked. Other
 /// steps do not use `name`. After a failed mint or verification, the pending credential is
 /// abandoned. After a failed publication, the credential stays pending, because the write may still
 /// have succeeded.
 pub fn failed(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     step: RotationStep,
     name: &str,
     now: Seconds,
-) -> RotationRecord {
-    let mut next = record.clone();
+) -> RotationState {
+    let mut next = state.clone();
     next.last_result = Some(format!("Failed {}", step.word()));
     if step == RotationStep::Revoke {
         // Only the revocation of `name` waits for its next try. Other credentials are revoked
@@ -243,9 +243,9 @@ fn retry_pause(failures: u32) -> Seconds {
 }
 
 /// Action that revokes the credential `old`. If the credential no longer exists, the action removes
-/// `old` from the record instead.
+/// `old` from the state instead.
 pub(super) fn revoke_or_forget(
-    record: &RotationRecord,
+    state: &RotationState,
     old: &RetiredCredential,
     seen: &ObservedState,
 ) -> RotationAction {
@@ -253,12 +253,12 @@ pub(super) fn revoke_or_forget(
     if is_there {
         return RotationAction::Revoke(old.name.clone());
     }
-    let mut next = record.clone();
+    let mut next = state.clone();
     next.previous.retain(|other| other.name != old.name);
     if next.last_result.as_deref() == Some("Failed Revoke") {
         next.last_result = Some("Revoked".to_owned());
     }
-    RotationAction::write(RecordChange::Revoked, next)
+    RotationAction::write(StateChange::Revoked, next)
 }
 
 /// Whether the target holds the old credential `old` beside the credential in use.
@@ -269,7 +269,7 @@ pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> b
 
 /// Whether the target allows the revocation of `old`. True in each of these cases:
 ///
-/// * The operator has not published `old`, as far as the record shows.
+/// * The operator has not published `old`, as far as the state shows.
 /// * The target holds another credential in use, and no late write of `old` can still succeed. The
 ///   outcome of a late write is not known.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {

@@ -1,28 +1,24 @@
-//! Decision of the next step, from the record and from the observed state.
+//! Decision of the next step, from the recorded state and from the observed state.
 
 use super::super::timestamp::EarliestTime;
 use super::bookkeeping::{
-    abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record, without_late_writes,
+    abandon, is_other_token, may_be_revoked, revoke_or_forget, update_state, without_late_writes,
 };
 use super::foreign_credentials::is_unseen;
 use super::kept_credential::{as_second, drop_kept_foreign, is_kept, kept_hash, occupied_until};
 use super::{
     HELD_ELSEWHERE, ObservedState, PendingEntry, PendingPublication, READ_AGAIN_AFTER,
-    RecordChange, RotationAction, RotationPlan, RotationRecord, RotationStep, Seconds, TargetState,
+    RotationAction, RotationPlan, RotationState, RotationStep, Seconds, StateChange, TargetState,
     UnpublishedCredential, deletion, due, failed,
 };
 
 /// Returns the next step of a rotation.
-pub fn decide(
-    plan: &RotationPlan,
-    record: &RotationRecord,
-    seen: &ObservedState,
-) -> RotationAction {
+pub fn decide(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) -> RotationAction {
     match plan.deleting {
         Some(_) if plan.is_second => {
-            return deletion::next_step(plan, record, &as_second(record, seen));
+            return deletion::next_step(plan, state, &as_second(state, seen));
         }
-        Some(_) => return deletion::next_step(plan, record, seen),
+        Some(_) => return deletion::next_step(plan, state, seen),
         None if plan.is_second => return RotationAction::Wait(None),
         None => {}
     }
@@ -30,17 +26,17 @@ pub fn decide(
     if matches!(seen.target, TargetState::Unknown) {
         return RotationAction::Wait(Some(seen.now + READ_AGAIN_AFTER));
     }
-    if let Some(act) = update_record(plan, record, seen) {
+    if let Some(act) = update_state(plan, state, seen) {
         return act;
     }
     if plan.schedule.paused {
         return RotationAction::Wait(None);
     }
     let mut until = EarliestTime::default();
-    replace(plan, record, seen, &mut until)
-        .or_else(|| restart(plan, record, seen, &mut until))
-        .or_else(|| revoke(plan, record, seen, &mut until))
-        .or_else(|| drop_kept_foreign(plan, record, seen, &mut until))
+    replace(plan, state, seen, &mut until)
+        .or_else(|| restart(plan, state, seen, &mut until))
+        .or_else(|| revoke(plan, state, seen, &mut until))
+        .or_else(|| drop_kept_foreign(plan, state, seen, &mut until))
         .unwrap_or(RotationAction::Wait(until.0))
 }
 
@@ -48,7 +44,7 @@ pub fn decide(
 /// now. `until` then gets the time of the next step, if that time is known.
 fn replace(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
     until: &mut EarliestTime,
 ) -> Option<RotationAction> {
@@ -59,36 +55,36 @@ fn replace(
         // read it.
         TargetState::Unfit(_) => {
             until.or(seen.now + READ_AGAIN_AFTER);
-            let never_sent = record.pending.as_ref().is_some_and(|p| p.publishing.is_none());
-            return never_sent.then(|| abandon_pending(plan, record, seen.now));
+            let never_sent = state.pending.as_ref().is_some_and(|p| p.publishing.is_none());
+            return never_sent.then(|| abandon_pending(plan, state, seen.now));
         }
         TargetState::There { version, holds, .. } => (version.as_str(), holds.is_none()),
     };
-    let retry = record.retry_after.filter(|retry| *retry > seen.now);
-    if let Some(pending) = &record.pending {
+    let retry = state.retry_after.filter(|retry| *retry > seen.now);
+    if let Some(pending) = &state.pending {
         // The pending credential is obsolete if the issuer keeps the current credential alive.
         // Exceptions: a request needs the pending credential, or the first replacement is due
         // (`takes_over`).
-        let is_obsolete = record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
+        let is_obsolete = state.is_kept_alive() && !state.is_asked() && !takes_over(plan, state);
         if plan.source.is_none() || is_obsolete {
-            return Some(abandon_pending(plan, record, seen.now));
+            return Some(abandon_pending(plan, state, seen.now));
         }
         if let Some(retry) = retry {
             until.or(retry);
             return None;
         }
-        return Some(continue_pending(plan, record, pending, version, seen));
+        return Some(continue_pending(plan, state, pending, version, seen));
     }
     plan.source?;
-    let requests = plan.requests.beyond(&record.done);
-    let due = due(plan, record);
+    let requests = plan.requests.beyond(&state.done);
+    let due = due(plan, state);
     if let Some(due) = due.filter(|due| due.at > seen.now) {
         until.or(due.at);
     }
-    let is_gone = record.is_current_gone(seen);
-    let is_due = !record.is_kept_alive() && due.is_none_or(|due| due.at <= seen.now);
-    let is_unseen = is_unseen(plan, record, seen);
-    let is_first = takes_over(plan, record);
+    let is_gone = state.is_current_gone(seen);
+    let is_due = !state.is_kept_alive() && due.is_none_or(|due| due.at <= seen.now);
+    let is_unseen = is_unseen(plan, state, seen);
+    let is_first = takes_over(plan, state);
     if !(is_due || is_first || empty || is_gone || is_unseen || !requests.is_none()) {
         return None;
     }
@@ -96,17 +92,17 @@ fn replace(
         until.or(retry);
         return None;
     }
-    if record.is_stuck() {
+    if state.is_stuck() {
         until.or(seen.now + READ_AGAIN_AFTER);
         return None;
     }
-    let mut next = record.clone();
+    let mut next = state.clone();
     next.serial += 1;
     let name = format!("{}-{}", plan.prefix, next.serial);
     let leaked = requests.leaked.is_some();
     next.pending = Some(PendingEntry { name, since: seen.now, requests, publishing: None });
-    match occupied_until(plan, record, seen).filter(|at| {
-        let ends = record.current.as_ref().and_then(|current| current.expires);
+    match occupied_until(plan, state, seen).filter(|at| {
+        let ends = state.current.as_ref().and_then(|current| current.expires);
         !leaked && ends.is_none_or(|end| end > *at)
     }) {
         Some(at) if at > seen.now => {
@@ -114,29 +110,29 @@ fn replace(
             None
         }
         Some(_) => Some(RotationAction::DropOld),
-        None => Some(RotationAction::write(RecordChange::Named, next)),
+        None => Some(RotationAction::write(StateChange::Named, next)),
     }
 }
 
 /// Whether the first replacement is due at once. True for a separate issuer (`is_apart`), if no
 /// credential was published yet, and another party made the credential in the target.
-fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
+fn takes_over(plan: &RotationPlan, state: &RotationState) -> bool {
     plan.is_apart()
-        && record.last_rotation.is_none()
-        && record.current.as_ref().is_some_and(|current| !current.ours)
+        && state.last_rotation.is_none()
+        && state.current.as_ref().is_some_and(|current| !current.ours)
 }
 
-fn abandon_pending(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationAction {
-    let mut next = record.clone();
+fn abandon_pending(plan: &RotationPlan, state: &RotationState, now: Seconds) -> RotationAction {
+    let mut next = state.clone();
     abandon(plan, &mut next, now);
-    RotationAction::write(RecordChange::Abandoned, next)
+    RotationAction::write(StateChange::Abandoned, next)
 }
 
 /// Next step for the pending credential: make, verify or publish it. `version`: present version of
 /// the target, empty if the target does not exist.
 fn continue_pending(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     pending: &PendingEntry,
     version: &str,
     seen: &ObservedState,
@@ -153,7 +149,7 @@ fn continue_pending(
         }
         // No process has the pending credential in memory any more, and the issuer cannot show it
         // again.
-        None if !readable => return abandon_pending(plan, record, now),
+        None if !readable => return abandon_pending(plan, state, now),
         None | Some(UnpublishedCredential { made: None, .. }) => {
             return RotationAction::Mint(pending.name.clone());
         }
@@ -164,8 +160,8 @@ fn continue_pending(
         // More than half of the new credential's lifetime is over before its publication, or the
         // issuer granted a very short lifetime. Another credential is made later.
         return RotationAction::write(
-            RecordChange::Abandoned,
-            failed(plan, record, RotationStep::Mint, &pending.name, now),
+            StateChange::Abandoned,
+            failed(plan, state, RotationStep::Mint, &pending.name, now),
         );
     }
     if !unpublished.is_some_and(|unpublished| unpublished.verified) {
@@ -185,12 +181,12 @@ fn continue_pending(
         let keep = is_alive && !is_leaked && plan.source.is_some_and(|source| source.prunes);
         return RotationAction::Publish { keep };
     }
-    let mut next = record.clone();
+    let mut next = state.clone();
     if let Some(pending) = &mut next.pending {
         pending.publishing =
             Some(PendingPublication { made: made.clone(), replaces: version.to_owned() });
     }
-    RotationAction::write(RecordChange::Publishing, next)
+    RotationAction::write(StateChange::Publishing, next)
 }
 
 /// Action that restarts the workloads for the credential in the target. If the restart is done, or
@@ -202,33 +198,33 @@ fn continue_pending(
 /// * The target holds no credential, or the operator did not make the credential in the target.
 fn restart(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
     until: &mut EarliestTime,
 ) -> Option<RotationAction> {
-    let current = record.current.as_ref().filter(|current| current.ours)?;
+    let current = state.current.as_ref().filter(|current| current.ours)?;
     let is_there = matches!(&seen.target, TargetState::There { holds: Some(_), .. });
-    let is_done = record.restarted_for.as_ref() == Some(&current.name);
+    let is_done = state.restarted_for.as_ref() == Some(&current.name);
     if !is_there {
         return None;
     }
     if plan.restarts && !is_done {
-        if let Some(retry) = record.retry_after.filter(|retry| *retry > seen.now) {
+        if let Some(retry) = state.retry_after.filter(|retry| *retry > seen.now) {
             until.or(retry);
             return None;
         }
         return Some(RotationAction::Restart);
     }
     // Workloads were restarted, or the plan restarts no workloads.
-    record.previous.iter().any(|old| old.after.is_none()).then(|| {
-        RotationAction::write(RecordChange::Restarted, after_restart(plan, record, seen.now))
+    state.previous.iter().any(|old| old.after.is_none()).then(|| {
+        RotationAction::write(StateChange::Restarted, after_restart(plan, state, seen.now))
     })
 }
 
-/// Record after workloads were restarted for the credential in the target. The overlap begins now
+/// State after workloads were restarted for the credential in the target. The overlap begins now
 /// for each old credential whose overlap had not begun.
-pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationRecord {
-    let mut next = record.clone();
+pub fn after_restart(plan: &RotationPlan, state: &RotationState, now: Seconds) -> RotationState {
+    let mut next = state.clone();
     if plan.restarts {
         next.restarted_for = next.current.as_ref().map(|current| current.name.clone());
         next.failures = 0;
@@ -252,15 +248,15 @@ pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds)
 ///   known.
 fn revoke(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
     until: &mut EarliestTime,
 ) -> Option<RotationAction> {
-    if let Some(next) = without_late_writes(plan, record, seen) {
-        return Some(RotationAction::write(RecordChange::Abandoned, next));
+    if let Some(next) = without_late_writes(plan, state, seen) {
+        return Some(RotationAction::write(StateChange::Abandoned, next));
     }
     let prunes = plan.source.is_some_and(|source| source.prunes);
-    for old in &record.previous {
+    for old in &state.previous {
         if !may_be_revoked(old, seen) {
             continue;
         }
@@ -268,7 +264,7 @@ fn revoke(
             None => {}
             Some(after) if after > seen.now => until.or(after),
             Some(_) if prunes && kept_hash(seen).is_some_and(|kept| is_kept(old, kept)) => {
-                match record.retry_after.filter(|retry| *retry > seen.now) {
+                match state.retry_after.filter(|retry| *retry > seen.now) {
                     Some(retry) => until.or(retry),
                     None => return Some(RotationAction::DropOld),
                 }
@@ -276,7 +272,7 @@ fn revoke(
             // A person has put a copy of the old credential into the target. The operator neither
             // removes the copy nor revokes the credential.
             Some(_) if is_other_token(old, seen) => {}
-            Some(_) => return Some(revoke_or_forget(record, old, seen)),
+            Some(_) => return Some(revoke_or_forget(state, old, seen)),
         }
     }
     None

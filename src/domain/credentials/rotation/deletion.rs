@@ -2,13 +2,13 @@
 
 use super::super::timestamp::EarliestTime;
 use super::bookkeeping::{
-    abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record, without_late_writes,
+    abandon, is_other_token, may_be_revoked, revoke_or_forget, update_state, without_late_writes,
 };
 use super::foreign_credentials::record_found;
 use super::kept_credential::{drop_kept_foreign, kept_foreign_until};
 use super::{
-    ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan, RotationRecord,
-    SURELY_ANSWERED, Seconds, TargetState, UnknownReason,
+    ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationState, SURELY_ANSWERED,
+    Seconds, StateChange, TargetState, UnknownReason,
 };
 
 /// Time that a deletion waits for servers that do not answer, and for revocations that a server
@@ -18,23 +18,23 @@ const PATIENCE: Seconds = 15 * 60;
 /// Latest time at which a deletion completes, even if a credential could not be revoked. The time
 /// is [`PATIENCE`] after the end of the running overlaps. If no overlap runs, or if the deletion
 /// revokes everything at once, [`PATIENCE`] counts from the request to delete.
-pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
+pub(super) fn deadline(plan: &RotationPlan, state: &RotationState) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // After a failed revocation, `after` is the end of a pause, not of an overlap.
-    let previous = record.previous.iter().filter(|old| old.failures == 0);
-    let ends = previous.filter_map(|old| old.after).chain(kept_foreign_until(plan, record));
+    let previous = state.previous.iter().filter(|old| old.failures == 0);
+    let ends = previous.filter_map(|old| old.after).chain(kept_foreign_until(plan, state));
     let end = ends.max().filter(|_| !plan.revokes).unwrap_or(asked);
     end.min(asked + plan.overlap).max(asked) + PATIENCE
 }
 
 /// Names of the recorded credentials that a deletion should revoke, but would leave if it completed
 /// now.
-pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&'a str> {
-    let current = record.current.as_ref().filter(|current| plan.revokes && current.ours);
-    let previous = record.previous.iter().map(|old| &old.name);
+pub fn left_behind<'a>(plan: &RotationPlan, state: &'a RotationState) -> Vec<&'a str> {
+    let current = state.current.as_ref().filter(|current| plan.revokes && current.ours);
+    let previous = state.previous.iter().map(|old| &old.name);
     let names = previous
         .chain(current.map(|current| &current.name))
-        .chain(record.pending.as_ref().map(|pending| &pending.name));
+        .chain(state.pending.as_ref().map(|pending| &pending.name));
     names.map(String::as_str).collect()
 }
 
@@ -42,10 +42,10 @@ pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&
 /// or the list of credentials, is not known. If `unknown` is `None`, the reason is a failed step.
 /// The result is `None` if no step has failed either.
 pub fn why_deletion_waits<'a>(
-    record: &'a RotationRecord,
+    state: &'a RotationState,
     unknown: Option<&'a str>,
 ) -> Option<&'a str> {
-    let failed = record.last_result.as_deref().filter(|_| record.has_failed());
+    let failed = state.last_result.as_deref().filter(|_| state.has_failed());
     unknown.or(failed)
 }
 
@@ -54,10 +54,10 @@ pub fn why_deletion_waits<'a>(
 /// revoked too, and no overlap is awaited.
 pub(super) fn next_step(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
 ) -> RotationAction {
-    let last = deadline(plan, record);
+    let last = deadline(plan, state);
     if seen.now >= last {
         return RotationAction::Finish;
     }
@@ -78,22 +78,22 @@ pub(super) fn next_step(
     // it does not matter which of them the target holds, and a change of the target is not
     // recorded.
     let news = if plan.revokes {
-        record_found(plan, record, seen)
+        record_found(plan, state, seen)
     } else {
-        update_record(plan, record, seen)
+        update_state(plan, state, seen)
     };
     if let Some(act) = news {
         return act;
     }
-    if record.pending.is_some() {
-        let mut next = record.clone();
+    if state.pending.is_some() {
+        let mut next = state.clone();
         abandon(plan, &mut next, seen.now);
-        return RotationAction::write(RecordChange::Abandoned, next);
+        return RotationAction::write(StateChange::Abandoned, next);
     }
     if plan.revokes
-        && let Some(current) = record.current.as_ref().filter(|current| current.ours)
+        && let Some(current) = state.current.as_ref().filter(|current| current.ours)
     {
-        let mut next = record.clone();
+        let mut next = state.clone();
         let (name, hash) = (current.name.clone(), Some(current.hash.clone()));
         next.previous.push(RetiredCredential {
             name,
@@ -102,18 +102,18 @@ pub(super) fn next_step(
             ..RetiredCredential::default()
         });
         next.current = None;
-        return RotationAction::write(RecordChange::Abandoned, next);
+        return RotationAction::write(StateChange::Abandoned, next);
     }
     if !plan.revokes
-        && let Some(next) = with_overlaps(plan, record, seen)
+        && let Some(next) = with_overlaps(plan, state, seen)
     {
-        return RotationAction::write(RecordChange::Abandoned, next);
+        return RotationAction::write(StateChange::Abandoned, next);
     }
     let mut until = EarliestTime::default();
-    if let Some(act) = drop_kept_foreign(plan, record, seen, &mut until) {
+    if let Some(act) = drop_kept_foreign(plan, state, seen, &mut until) {
         return act;
     }
-    for old in &record.previous {
+    for old in &state.previous {
         // `old.after` is the end of an overlap, or of a pause after a failed revocation. An overlap
         // is skipped if `plan.revokes` is true, or if the target was deleted. A deleted target has
         // no readers, but it gets readers again if a late write of `old` creates it.
@@ -126,7 +126,7 @@ pub(super) fn next_step(
             // stays.
             _ if !plan.revokes && (is_held(old, seen) || is_other_token(old, seen)) => {}
             _ if plan.revokes || may_be_revoked_by_deletion(old, seen) => {
-                return revoke_or_forget(record, old, seen);
+                return revoke_or_forget(state, old, seen);
             }
             _ => until.or(seen.now + SURELY_ANSWERED),
         }
@@ -134,23 +134,23 @@ pub(super) fn next_step(
     until.0.map_or(RotationAction::Finish, |until| RotationAction::Wait(Some(until.min(last))))
 }
 
-/// Record in which the overlap of every replaced credential has begun. `None`: all overlaps have
+/// State in which the overlap of every replaced credential has begun. `None`: all overlaps have
 /// already begun. Two kinds of overlaps begin now:
 ///
 /// * An overlap that waits for a restart of the workloads, because a deletion restarts none.
 /// * The overlap of a credential whose late write can no longer succeed.
 fn with_overlaps(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
-) -> Option<RotationRecord> {
-    if let Some(next) = without_late_writes(plan, record, seen) {
+) -> Option<RotationState> {
+    if let Some(next) = without_late_writes(plan, state, seen) {
         return Some(next);
     }
-    if record.previous.iter().all(|old| old.after.is_some()) {
+    if state.previous.iter().all(|old| old.after.is_some()) {
         return None;
     }
-    let mut next = record.clone();
+    let mut next = state.clone();
     for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
         old.after = Some(seen.now + plan.overlap + 1);
     }

@@ -1,4 +1,4 @@
-//! Credentials that the record does not describe, of two kinds:
+//! Credentials that the recorded state does not describe, of two kinds:
 //!
 //! * Credentials at the issuer with names like those that the operator gives. They are recorded, so
 //!   that they are revoked.
@@ -6,8 +6,8 @@
 //!   replaced.
 
 use super::{
-    CurrentEntry, ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan,
-    RotationRecord, TargetState,
+    CurrentEntry, ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationState,
+    StateChange, TargetState,
 };
 
 /// Maximum distance between the number in a credential's name and the last recorded number. A
@@ -15,22 +15,22 @@ use super::{
 /// party that may make credentials with such names could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
-/// Action that adds one credential to the record. The credential exists and belongs to this plan,
-/// but the record lacks it. `None`: the record has all existing credentials of this plan.
+/// Action that adds one credential to the recorded state. The credential exists and belongs to this
+/// plan, but the state lacks it. `None`: the state has all existing credentials of this plan.
 pub(super) fn record_found(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
 ) -> Option<RotationAction> {
-    let unknown = |name: &&String| !record.knows(name);
+    let unknown = |name: &&String| !state.knows(name);
     let (found, number) = seen
         .existing
         .iter()
         .flatten()
         .filter(unknown)
-        .find_map(|name| Some((name, serial_of(plan, record, name)?)))?;
-    let mut next = record.clone();
-    // The operator may have published this credential before the record was lost, so the overlap
+        .find_map(|name| Some((name, serial_of(plan, state, name)?)))?;
+    let mut next = state.clone();
+    // The operator may have published this credential before the status was lost, so the overlap
     // applies.
     next.previous.push(RetiredCredential {
         name: found.clone(),
@@ -38,32 +38,28 @@ pub(super) fn record_found(
         ..RetiredCredential::default()
     });
     next.serial = next.serial.max(number);
-    Some(RotationAction::write(RecordChange::Found, next))
+    Some(RotationAction::write(StateChange::Found, next))
 }
 
 /// Number in the name of a credential that this plan made. `None`: the name has another form, or
 /// the number is more than `FURTHEST_AHEAD` above the last recorded number.
-pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str) -> Option<u64> {
+pub(super) fn serial_of(plan: &RotationPlan, state: &RotationState, name: &str) -> Option<u64> {
     let number = name.strip_prefix(&plan.prefix)?.strip_prefix('-')?;
     let number = number.parse().ok().filter(|read: &u64| read.to_string() == number)?;
-    (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
+    (1..=state.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
 /// Whether the target holds a foreign credential of which only the name is known. Such a credential
 /// may expire at any time. False for a separate issuer (`is_apart`): a credential that a person has
 /// put into the target stays until its replacement is due.
-pub(super) fn is_unseen(
-    plan: &RotationPlan,
-    record: &RotationRecord,
-    seen: &ObservedState,
-) -> bool {
+pub(super) fn is_unseen(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) -> bool {
     let TargetState::There { holds: Some(held), .. } = &seen.target else { return false };
     let known = |c: &CurrentEntry| c.ours || c.expires.is_some() || c.kept_alive;
-    held.is_unseen && !plan.is_apart() && !record.current.as_ref().is_some_and(known)
+    held.is_unseen && !plan.is_apart() && !state.current.as_ref().is_some_and(known)
 }
 
-impl RotationRecord {
-    /// Whether the record contains a credential with this name: as current, as pending, or among
+impl RotationState {
+    /// Whether the state contains a credential with this name: as current, as pending, or among
     /// those to be revoked.
     fn knows(&self, name: &str) -> bool {
         self.current.as_ref().is_some_and(|current| current.name == name)

@@ -1,11 +1,11 @@
-//! Pause of a rotation between two reconciles. This module finds the next step from the record
-//! alone, and the time of the next reconcile.
+//! Pause of a rotation between two reconciles. This module finds the next step from the
+//! recorded state alone, and the time of the next reconcile.
 
 use super::super::timestamp::Seconds;
 use super::super::token::TokenClaims;
 use super::ready::UNREADABLE;
 use super::{
-    ObservedState, RotationAction, RotationPlan, RotationRecord, TargetCredential, TargetState,
+    ObservedState, RotationAction, RotationPlan, RotationState, TargetCredential, TargetState,
     UnpublishedCredential, decide, expiry, status,
 };
 use api::{READY, ROTATION_FINALIZER, TokenRotation};
@@ -34,25 +34,25 @@ pub fn step_if_unchanged(
     if !is_followed || !is_held || plan.deleting.is_some() || is_blind {
         return None;
     }
-    let record = status::record(Some(status));
-    match step_as_recorded(&plan, &record, unpublished, now)? {
+    let state = status::state(Some(status));
+    match step_as_recorded(&plan, &state, unpublished, now)? {
         RotationAction::Wait(until) => {
             let ends = status::ends(status);
-            Some(RotationAction::Wait(next_reconcile(&plan, &record, until, ends, now)))
+            Some(RotationAction::Wait(next_reconcile(&plan, &state, until, ends, now)))
         }
         step => Some(step),
     }
 }
 
 /// Next step if the target holds the recorded credential and all recorded credentials exist.
-/// `None`: the record names no credential in the target.
+/// `None`: the state names no credential in the target.
 pub(super) fn step_as_recorded(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     unpublished: Option<UnpublishedCredential>,
     now: Seconds,
 ) -> Option<RotationAction> {
-    let current = record.current.as_ref()?;
+    let current = state.current.as_ref()?;
     let claims = TokenClaims { name: current.name.clone(), issued: None, expires: current.expires };
     let held =
         TargetCredential { hash: current.hash.clone(), claims, ..TargetCredential::default() };
@@ -66,7 +66,7 @@ pub(super) fn step_as_recorded(
     };
     Some(decide(
         plan,
-        record,
+        state,
         &ObservedState { now, target, unpublished, ..ObservedState::default() },
     ))
 }
@@ -76,11 +76,11 @@ pub(super) fn step_as_recorded(
 /// credentials. The result is `None` if no time is known.
 pub fn next_reconcile(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     until: Option<Seconds>,
     ends: Option<Seconds>,
     now: Seconds,
 ) -> Option<Seconds> {
-    let times = [until, expiry::alarm(plan, record, ends), ends];
+    let times = [until, expiry::alarm(plan, state, ends), ends];
     times.into_iter().flatten().filter(|at| *at > now).min()
 }

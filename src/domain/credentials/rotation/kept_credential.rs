@@ -3,7 +3,7 @@
 
 use super::super::timestamp::EarliestTime;
 use super::{
-    ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationRecord, Seconds,
+    ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationState, Seconds,
     TargetState,
 };
 
@@ -12,17 +12,17 @@ use super::{
 /// for now. In the second case, `until` gets the time of the removal, if that time is known.
 pub(super) fn drop_kept_foreign(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
     until: &mut EarliestTime,
 ) -> Option<RotationAction> {
     let kept = kept_hash(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
-    if record.previous.iter().any(|old| is_kept(old, kept)) {
+    if state.previous.iter().any(|old| is_kept(old, kept)) {
         return None;
     }
-    let end = kept_foreign_until(plan, record)?;
+    let end = kept_foreign_until(plan, state)?;
     let end = if plan.deleting.is_some() && plan.revokes { seen.now } else { end };
-    let at = end.max(record.retry_after.unwrap_or_default());
+    let at = end.max(state.retry_after.unwrap_or_default());
     if at > seen.now {
         until.or(at);
         return None;
@@ -35,30 +35,30 @@ pub(super) fn drop_kept_foreign(
 /// is not known.
 pub(super) fn occupied_until(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
 ) -> Option<Seconds> {
     let kept = kept_hash(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
-    match record.previous.iter().find(|old| is_kept(old, kept)) {
+    match state.previous.iter().find(|old| is_kept(old, kept)) {
         Some(old) => old.after,
-        None => kept_foreign_until(plan, record),
+        None => kept_foreign_until(plan, state),
     }
 }
 
 /// End of the overlap of a foreign credential that the target keeps. The overlap begins at the last
 /// publication. `None`: a credential is pending, or no credential was published yet.
-pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
-    let published = record.last_rotation.filter(|_| record.pending.is_none())?;
+pub(super) fn kept_foreign_until(plan: &RotationPlan, state: &RotationState) -> Option<Seconds> {
+    let published = state.last_rotation.filter(|_| state.pending.is_none())?;
     Some(published + plan.overlap + 1)
 }
 
 /// Observed state for a TokenRotation without precedence. This TokenRotation must not remove the
 /// credential that the target keeps for the TokenRotation with precedence. So the state omits the
 /// kept credential, unless the target holds the credential that this TokenRotation published last.
-pub(super) fn as_second(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
+pub(super) fn as_second(state: &RotationState, seen: &ObservedState) -> ObservedState {
     let mut seen = seen.clone();
     if let TargetState::There { holds, kept, .. } = &mut seen.target {
-        let current = record.current.as_ref().filter(|current| current.ours);
+        let current = state.current.as_ref().filter(|current| current.ours);
         let is_ours =
             holds.as_ref().zip(current).is_some_and(|(held, ours)| held.hash == ours.hash);
         *kept = kept.take().filter(|_| is_ours);

@@ -1,7 +1,7 @@
 //! Replacement of credentials. At each moment, at least one credential works.
 //!
-//! [`decide()`] returns one step at a time, from the record and from the observed state. The
-//! process may crash after any step. The order:
+//! [`decide()`] returns one step at a time, from the recorded state and from the observed state.
+//! The process may crash after any step. The order:
 //!
 //! 1. Record a name.
 //! 2. Make a credential with that name, and verify it where it will be used.
@@ -136,9 +136,9 @@ impl RotationRequests {
     }
 }
 
-/// Record of a rotation, as its status stores it.
+/// Recorded state of a rotation, as the status of the TokenRotation stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RotationRecord {
+pub struct RotationState {
     /// Number in the last name that was given to a credential. Each new name has the next number.
     pub serial: u64,
     /// Credential that the target held at the last observation.
@@ -162,7 +162,7 @@ pub struct RotationRecord {
     pub last_result: Option<String>,
 }
 
-/// Recorded state of the credential that the target holds.
+/// Recorded properties of the credential that the target holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CurrentEntry {
     /// Name of the credential. May be empty if another party made it.
@@ -324,16 +324,16 @@ pub struct UnpublishedCredential {
 /// Next step of a rotation, which the process must carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
-    /// Write the record in field 1, if no other process wrote a record meanwhile. Field 0:
-    /// difference between the new record and the stored one.
-    Write(RecordChange, Box<RotationRecord>),
+    /// Write the state in field 1, if no other process wrote the status meanwhile. Field 0:
+    /// difference between the new state and the stored one.
+    Write(StateChange, Box<RotationState>),
     /// Make the credential with this name. If the credential exists and is readable
     /// ([`IssuerTraits::readable`]), read it again.
     Mint(String),
     /// Use the unpublished credential once, at the server that it is for.
     Verify,
     /// Write the unpublished credential into the target, if the target still has the version that
-    /// the record names.
+    /// the state names.
     Publish {
         /// Whether the old credential stays in the target, beside the new one.
         keep: bool,
@@ -351,15 +351,15 @@ pub enum RotationAction {
 }
 
 impl RotationAction {
-    /// Action that writes `record`. `change`: difference between `record` and the stored record.
-    fn write(change: RecordChange, record: RotationRecord) -> Self {
-        Self::Write(change, Box::new(record))
+    /// Action that writes `state`. `change`: difference between `state` and the stored state.
+    fn write(change: StateChange, state: RotationState) -> Self {
+        Self::Write(change, Box::new(state))
     }
 }
 
-/// Difference between a record and the record before it.
+/// Difference between a recorded state and the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordChange {
+pub enum StateChange {
     /// The name of a new credential was recorded. The credential will be made next.
     Named,
     /// A credential is about to be published.
@@ -372,7 +372,7 @@ pub enum RecordChange {
     Retimed,
     /// A credential is to be revoked, or the time of its revocation has changed.
     Abandoned,
-    /// The issuer has a credential of this plan that the record did not contain.
+    /// The issuer has a credential of this plan that the state did not contain.
     Found,
     /// Workloads were restarted, or need no restart, and the overlap has begun.
     Restarted,
@@ -412,7 +412,7 @@ impl RotationStep {
         [Self::Mint, Self::Verify, Self::Publish, Self::Restart, Self::Revoke];
 }
 
-impl RotationRecord {
+impl RotationState {
     /// Whether the last recorded result is a failed step.
     pub fn has_failed(&self) -> bool {
         self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
@@ -438,11 +438,11 @@ impl RotationRecord {
 
 /// Times at which the credential in the target is replaced. `None`: no credential is recorded, the
 /// credential is only watched, or its issuer keeps the credential alive.
-pub fn due(plan: &RotationPlan, record: &RotationRecord) -> Option<schedule::ReplacementTimes> {
-    let current = record.current.as_ref().filter(|current| !current.kept_alive)?;
+pub fn due(plan: &RotationPlan, state: &RotationState) -> Option<schedule::ReplacementTimes> {
+    let current = state.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;
     let end = current.expires.unwrap_or(current.issued + plan.presumed);
-    let seed = format!("{}/{}", plan.prefix, record.serial);
+    let seed = format!("{}/{}", plan.prefix, state.serial);
     Some(schedule::due(&plan.schedule, current.issued, end, &seed))
 }
 

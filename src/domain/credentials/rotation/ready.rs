@@ -5,7 +5,7 @@
 
 use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;
-use super::{ObservedState, RotationPlan, RotationRecord, RotationStep, TargetState, deletion};
+use super::{ObservedState, RotationPlan, RotationState, RotationStep, TargetState, deletion};
 use api::ConditionStatus::{self, False, True};
 use api::Target;
 
@@ -82,14 +82,14 @@ impl ReadyReason {
     /// so Ready stays as it is until that step has succeeded. `wants`: the target in the spec.
     pub fn of(
         plan: &RotationPlan,
-        record: &RotationRecord,
+        state: &RotationState,
         seen: &ObservedState,
         wants: &Target,
         facts: ReadyFacts<'_>,
     ) -> Option<Self> {
         let ReadyFacts { second, unknown, watched, unread, children } = facts;
         if plan.deleting.is_some() {
-            let why = deletion::why_deletion_waits(record, unknown.map(|(why, _)| why));
+            let why = deletion::why_deletion_waits(state, unknown.map(|(why, _)| why));
             return Some(Self::Deleting(why.map(str::to_owned)));
         }
         if let Some(why) = second {
@@ -102,11 +102,11 @@ impl ReadyReason {
             TargetState::Unfit(why) => Self::Unfit(why.clone()),
             _ if plan.schedule.paused => Self::Paused,
             _ if plan.source.is_none() => Self::of_watched(wants, watched, unread, children),
-            _ if record.has_failed() => return None,
-            _ if record.is_stuck() => Self::NotRevoked,
-            _ => match lack(record, seen) {
+            _ if state.has_failed() => return None,
+            _ if state.is_stuck() => Self::NotRevoked,
+            _ => match lack(state, seen) {
                 Some(why) => Self::NotPublished(why),
-                None if record.is_kept_alive() => Self::KeptByRancher,
+                None if state.is_kept_alive() => Self::KeptByRancher,
                 None => Self::Current,
             },
         })
@@ -149,7 +149,7 @@ impl ReadyReason {
     pub(super) fn condition(
         &self,
         plan: &RotationPlan,
-        record: &RotationRecord,
+        state: &RotationState,
     ) -> (ConditionStatus, String, String) {
         let (status, reason, message) = match self {
             Self::Current => (True, "Current", String::new()),
@@ -189,7 +189,7 @@ impl ReadyReason {
             Self::Deleting(why) => {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
-                    let last = rfc3339(deletion::deadline(plan, record));
+                    let last = rfc3339(deletion::deadline(plan, state));
                     format!(": {why}; the deletion continues without the revocation at {last}")
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))
@@ -201,14 +201,14 @@ impl ReadyReason {
 
 /// Reason why the target holds no credential that works, as far as that can be observed. `None`:
 /// the target holds a credential that works.
-fn lack(record: &RotationRecord, seen: &ObservedState) -> Option<String> {
+fn lack(state: &RotationState, seen: &ObservedState) -> Option<String> {
     let TargetState::There { holds: Some(held), .. } = &seen.target else {
         return Some("the target holds no credential".to_owned());
     };
-    let end = record.current.as_ref().and_then(|current| current.expires);
+    let end = state.current.as_ref().and_then(|current| current.expires);
     match end.filter(|end| *end <= seen.now) {
         Some(end) => Some(format!("the credential in the target ended at {}", rfc3339(end))),
-        None if held.is_dead || record.is_current_gone(seen) => {
+        None if held.is_dead || state.is_current_gone(seen) => {
             Some("the credential in the target does not work any more".to_owned())
         }
         None => None,

@@ -2,7 +2,7 @@
 
 use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::watched::WatchedCredentials;
-use super::{RotationPlan, RotationRecord, Seconds, due};
+use super::{RotationPlan, RotationState, Seconds, due};
 use api::ApiKey;
 use api::ConditionStatus::{self, False, True};
 
@@ -16,12 +16,8 @@ pub(super) type ConditionText = (ConditionStatus, &'static str, String);
 
 /// Time from which the condition Expiring is True. `ends`: earliest known expiry of the target's
 /// credentials. The result is `None` if no credential is known to expire.
-pub fn alarm(
-    plan: &RotationPlan,
-    record: &RotationRecord,
-    ends: Option<Seconds>,
-) -> Option<Seconds> {
-    match due(plan, record) {
+pub fn alarm(plan: &RotationPlan, state: &RotationState, ends: Option<Seconds>) -> Option<Seconds> {
+    match due(plan, state) {
         Some(due) => Some(due.latest),
         None => ends.map(|end| end - plan.schedule.minimum_left),
     }
@@ -31,12 +27,12 @@ pub fn alarm(
 /// credentials.
 pub(super) fn expiring_condition(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     watched: &WatchedCredentials,
     ends: Option<Seconds>,
     now: Seconds,
 ) -> ConditionText {
-    let is_near = alarm(plan, record, ends).is_some_and(|at| at <= now);
+    let is_near = alarm(plan, state, ends).is_some_and(|at| at <= now);
     match (is_near, ends) {
         (true, Some(end)) if plan.source.is_none() => {
             let named = watched.ending_by(now + plan.schedule.minimum_left, now);

@@ -3,7 +3,7 @@
 
 use super::super::secret_text::SecretText;
 use super::super::token::TokenClaims;
-use super::{RotationRecord, Seconds, TargetCredential};
+use super::{RotationState, Seconds, TargetCredential};
 
 /// Prefixes of the names of tokens that Rancher 2.12 and later keeps alive: such a token has no
 /// expiry as long as a cloud credential names the token.
@@ -47,15 +47,15 @@ impl TargetCredential {
     }
 }
 
-/// Record with the expiry that the issuer reports for the credential in use. A foreign credential
+/// State with the expiry that the issuer reports for the credential in use. A foreign credential
 /// that the issuer no longer lists counts as expired at `now`. `None`: the issuer reports nothing,
-/// the record already has this expiry, or the recorded and the reported expiry have both passed.
+/// the state already has this expiry, or the recorded and the reported expiry have both passed.
 pub(super) fn with_reported_end(
-    record: &RotationRecord,
+    state: &RotationState,
     held: &TargetCredential,
     now: Seconds,
-) -> Option<RotationRecord> {
-    let mut next = record.clone();
+) -> Option<RotationState> {
+    let mut next = state.clone();
     let current = next.current.as_mut()?;
     // A foreign credential counts as deleted if the issuer reported it before and does not list it
     // now. Credentials that the operator made are looked up by their names instead.

@@ -2,8 +2,8 @@
 //! replaced in time.
 
 use super::super::{
-    CurrentEntry, ObservedState, RecordChange, RotationAction, RotationPlan, RotationRequests,
-    RotationStep, TargetState, decide, due, expiry, failed, status,
+    CurrentEntry, ObservedState, RotationAction, RotationPlan, RotationRequests, RotationStep,
+    StateChange, TargetState, decide, due, expiry, failed, status,
 };
 use super::*;
 
@@ -77,20 +77,20 @@ fn seen(now: Seconds, expires: Option<Seconds>, kept_alive: bool) -> ObservedSta
     ObservedState { now, target, existing: Some(Vec::new()), ..ObservedState::default() }
 }
 
-/// Applies the changes of the record that follow from `seen`, a state of the token of Rancher's UI.
-/// Returns the new record and the next action.
+/// Applies the changes of the recorded state that follow from `seen`, an observation of the token
+/// of Rancher's UI. Returns the new state and the next action.
 fn after(
     plan: &RotationPlan,
-    record: &RotationRecord,
+    state: &RotationState,
     seen: &ObservedState,
-) -> (RotationRecord, RotationAction) {
-    let mut record = record.clone();
+) -> (RotationState, RotationAction) {
+    let mut state = state.clone();
     loop {
-        match decide(plan, &record, seen) {
-            RotationAction::Write(RecordChange::Adopted | RecordChange::Retimed, next) => {
-                record = *next;
+        match decide(plan, &state, seen) {
+            RotationAction::Write(StateChange::Adopted | StateChange::Retimed, next) => {
+                state = *next;
             }
-            act => return (record, act),
+            act => return (state, act),
         }
     }
 }
@@ -98,28 +98,28 @@ fn after(
 #[test]
 fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     let plan = plan();
-    let (record, act) = after(&plan, &RotationRecord::default(), &seen(NOW, None, true));
-    assert!(record.is_kept_alive());
-    assert_eq!((act, due(&plan, &record)), (RotationAction::Wait(None), None));
-    assert_eq!(expiry::alarm(&plan, &record, None), None);
+    let (state, act) = after(&plan, &RotationState::default(), &seen(NOW, None, true));
+    assert!(state.is_kept_alive());
+    assert_eq!((act, due(&plan, &state)), (RotationAction::Wait(None), None));
+    assert_eq!(expiry::alarm(&plan, &state, None), None);
     // Ten years later, Rancher still keeps the token alive, and no replacement is due.
     let later = NOW + 3_650 * DAY;
-    let (record, act) = after(&plan, &record, &seen(later, None, true));
+    let (state, act) = after(&plan, &state, &seen(later, None, true));
     assert_eq!(act, RotationAction::Wait(None));
     // If Rancher gives the token an expiry, the token is replaced in time before this expiry. A
     // token that is ten years old is replaced at once.
     let (soon, end) = (NOW + 5 * DAY, NOW + 95 * DAY);
-    let (ends, act) = after(&plan, &record, &seen(soon, Some(end), false));
+    let (ends, act) = after(&plan, &state, &seen(soon, Some(end), false));
     assert!(
         matches!(act, RotationAction::Wait(Some(at)) if at > soon && at < end - 7 * DAY),
         "{act:?}"
     );
     assert_eq!(ends.current.as_ref().and_then(|current| current.expires), Some(end));
-    for (record, now, end) in
-        [(&ends, end - 7 * DAY, end), (&record, later, later + 90 * DAY), (&record, later, later)]
+    for (state, now, end) in
+        [(&ends, end - 7 * DAY, end), (&state, later, later + 90 * DAY), (&state, later, later)]
     {
-        let (_, act) = after(&plan, record, &seen(now, Some(end), false));
-        assert!(matches!(act, RotationAction::Write(RecordChange::Named, _)), "{act:?}");
+        let (_, act) = after(&plan, state, &seen(now, Some(end), false));
+        assert!(matches!(act, RotationAction::Write(StateChange::Named, _)), "{act:?}");
     }
 }
 
@@ -142,17 +142,17 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
         missing
     };
     for before in [seen(NOW, Some(NOW + 90 * DAY), false), seen(NOW, None, true)] {
-        let (record, _) = after(&plan, &RotationRecord::default(), &before);
+        let (state, _) = after(&plan, &RotationState::default(), &before);
         // The state `missing()` has `held.is_missing` false: the issuer's list could not be read.
         // The token is not replaced.
-        let (_, act) = after(&plan, &record, &missing());
+        let (_, act) = after(&plan, &state, &missing());
         assert!(matches!(act, RotationAction::Wait(_)), "{act:?}");
         let mut gone = missing();
         let TargetState::There { holds: Some(held), .. } = &mut gone.target else { unreachable!() };
         held.is_missing = true;
-        let (record, act) = after(&plan, &record, &gone);
-        assert!(matches!(act, RotationAction::Write(RecordChange::Named, _)), "{act:?}");
-        let current = record.current.unwrap();
+        let (state, act) = after(&plan, &state, &gone);
+        assert!(matches!(act, RotationAction::Write(StateChange::Named, _)), "{act:?}");
+        let current = state.current.unwrap();
         assert_eq!((current.expires, current.kept_alive), (Some(NOW + 1), false));
     }
 }
@@ -163,11 +163,11 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
 fn what_rancher_begins_to_keep_alive_is_left_alone_from_then_on() {
     let plan = plan();
     let soon = NOW + 30 * DAY;
-    let (record, act) = after(&plan, &RotationRecord::default(), &seen(NOW, Some(soon), false));
+    let (state, act) = after(&plan, &RotationState::default(), &seen(NOW, Some(soon), false));
     assert!(matches!(act, RotationAction::Wait(Some(at)) if at < soon), "{act:?}");
-    let (record, act) = after(&plan, &record, &seen(NOW + 1, None, true));
-    assert_eq!((record.is_kept_alive(), act), (true, RotationAction::Wait(None)));
-    let (_, act) = after(&plan, &record, &seen(soon, None, true));
+    let (state, act) = after(&plan, &state, &seen(NOW + 1, None, true));
+    assert_eq!((state.is_kept_alive(), act), (true, RotationAction::Wait(None)));
+    let (_, act) = after(&plan, &state, &seen(soon, None, true));
     assert_eq!(act, RotationAction::Wait(None));
 }
 
@@ -178,17 +178,17 @@ fn what_was_due_before_rancher_kept_it_alive_is_given_up() {
     let plan = plan();
     let late = NOW + 25 * DAY;
     let before = seen(late, Some(NOW + 30 * DAY), false);
-    let (record, act) = after(&plan, &RotationRecord::default(), &before);
+    let (state, act) = after(&plan, &RotationState::default(), &before);
     let named = match act {
-        RotationAction::Write(RecordChange::Named, next) => *next,
+        RotationAction::Write(StateChange::Named, next) => *next,
         act => panic!("{act:?}"),
     };
     let (kept, act) = after(&plan, &named, &seen(late, None, true));
     assert!(
-        kept.is_kept_alive() && matches!(act, RotationAction::Write(RecordChange::Abandoned, _)),
+        kept.is_kept_alive() && matches!(act, RotationAction::Write(StateChange::Abandoned, _)),
         "{act:?}"
     );
-    let failed = failed(&plan, &record, RotationStep::Mint, "", late);
+    let failed = failed(&plan, &state, RotationStep::Mint, "", late);
     assert!(failed.has_failed());
     let (kept, act) = after(&plan, &failed, &seen(late, None, true));
     assert_eq!(
@@ -199,14 +199,14 @@ fn what_was_due_before_rancher_kept_it_alive_is_given_up() {
 
 #[test]
 fn what_rancher_keeps_alive_is_replaced_when_that_is_asked_for() {
-    let (record, _) = after(&plan(), &RotationRecord::default(), &seen(NOW, None, true));
+    let (state, _) = after(&plan(), &RotationState::default(), &seen(NOW, None, true));
     for requests in [
         RotationRequests { rotate: Some("1".into()), leaked: None },
         RotationRequests { rotate: None, leaked: Some("1".into()) },
     ] {
         let plan = RotationPlan { requests, ..plan() };
-        let (_, act) = after(&plan, &record, &seen(NOW, None, true));
-        assert!(matches!(act, RotationAction::Write(RecordChange::Named, _)), "{act:?}");
+        let (_, act) = after(&plan, &state, &seen(NOW, None, true));
+        assert!(matches!(act, RotationAction::Write(StateChange::Named, _)), "{act:?}");
     }
 }
 
@@ -214,13 +214,13 @@ fn what_rancher_keeps_alive_is_replaced_when_that_is_asked_for() {
 #[test]
 fn a_dead_one_is_recorded_once() {
     let plan = RotationPlan { source: None, ..plan() };
-    let (record, _) = after(&plan, &RotationRecord::default(), &seen(NOW, None, true));
-    let (dead, _) = after(&plan, &record, &seen(NOW + 60, Some(NOW + 60), false));
+    let (state, _) = after(&plan, &RotationState::default(), &seen(NOW, None, true));
+    let (dead, _) = after(&plan, &state, &seen(NOW + 60, Some(NOW + 60), false));
     let end = dead.current.as_ref().and_then(|current| current.expires);
     assert_eq!(end, Some(NOW + 60));
     let (again, _) = after(&plan, &dead, &seen(NOW + 360, Some(NOW + 360), false));
     assert_eq!(again, dead);
     let current = CurrentEntry { expires: Some(NOW + 90), ..dead.current.clone().unwrap() };
-    let alive = RotationRecord { current: Some(current), ..dead.clone() };
+    let alive = RotationState { current: Some(current), ..dead.clone() };
     assert_eq!(after(&plan, &dead, &seen(NOW + 61, Some(NOW + 90), false)).0, alive);
 }

@@ -1,4 +1,5 @@
-//! Conversion between a rotation's record and its status, and the conditions in that status.
+//! Conversion between a rotation's recorded state and its status, and the conditions in that
+//! status.
 //!
 //! Invariant: a status contains only the name, the hash and the times of a credential.
 
@@ -9,7 +10,7 @@ use super::schedule::{MaintenanceWindow, ReplacementSchedule};
 use super::watched::WatchedCredentials;
 use super::{
     CurrentEntry, IssuerTraits, MintedCredential, PendingEntry, PendingPublication,
-    RetiredCredential, RotationPlan, RotationRecord, RotationRequests, Seconds, due,
+    RetiredCredential, RotationPlan, RotationRequests, RotationState, Seconds, due,
 };
 use crate::object_fields::condition::with_condition;
 use crate::object_fields::digest::sha256_hex;
@@ -110,13 +111,13 @@ fn window(wants: &api::Window) -> Option<MaintenanceWindow> {
     Some(MaintenanceWindow { start, minutes: wants.duration_minutes, days })
 }
 
-/// Record that a status holds. `None`: the record is empty. A time that cannot be parsed becomes
+/// State that a status stores. `None`: the state is empty. A time that cannot be parsed becomes
 /// the epoch, so a step that waits for that time is due now.
-pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
-    let Some(status) = status else { return RotationRecord::default() };
+pub fn state(status: Option<&TokenRotationStatus>) -> RotationState {
+    let Some(status) = status else { return RotationState::default() };
     let at = |text: &String| parse_rfc3339(text).unwrap_or_default();
     let maybe = |text: &Option<String>| text.as_ref().map(at);
-    RotationRecord {
+    RotationState {
         serial: u64::try_from(status.serial).unwrap_or_default(),
         current: status.current.as_ref().map(|current| CurrentEntry {
             name: current.name.clone(),
@@ -165,7 +166,7 @@ pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
     }
 }
 
-/// Observations that the record does not contain. `None` in a field: the value is not observed now,
+/// Observations that the state does not have. `None` in a field: the value is not observed now,
 /// and the status keeps its earlier value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusObservations {
@@ -193,7 +194,7 @@ pub fn watched(status: &TokenRotationStatus) -> WatchedCredentials {
 /// New status of a rotation. `ready`: new reason of Ready. `None`: Ready stays as it is.
 pub fn status(
     rotation: &TokenRotation,
-    record: &RotationRecord,
+    state: &RotationState,
     observed: &StatusObservations,
     ready: Option<&ReadyReason>,
     now: Seconds,
@@ -202,9 +203,9 @@ pub fn status(
     let old = rotation.status.clone().unwrap_or_default();
     let watched = observed.watched.clone().unwrap_or_else(|| watched(&old));
     let api_key = observed.key.clone().or(old.api_key);
-    let held = record.current.as_ref().and_then(|current| current.expires);
+    let held = state.current.as_ref().and_then(|current| current.expires);
     let ends = held.into_iter().chain(watched.first_end()).min();
-    let due = due(&plan, record);
+    let due = due(&plan, state);
     let beyond = i64::try_from(watched.beyond).ok().filter(|beyond| *beyond > 0);
     let mut status = TokenRotationStatus {
         observed_generation: rotation.metadata.generation,
@@ -217,13 +218,13 @@ pub fn status(
         expires_at: ends.map(rfc3339),
         next_rotation: due.filter(|_| !plan.schedule.paused).map(|due| rfc3339(due.at)),
         conditions: old.conditions,
-        ..recorded(record)
+        ..recorded(state)
     };
     if let Some(ready) = ready {
-        let (holds, reason, message) = ready.condition(&plan, record);
+        let (holds, reason, message) = ready.condition(&plan, state);
         set_condition(&mut status.conditions, READY, (holds, &reason, message), now);
     }
-    let said = expiring_condition(&plan, record, &watched, ends, now);
+    let said = expiring_condition(&plan, state, &watched, ends, now);
     set_condition(&mut status.conditions, EXPIRING, said, now);
     if let Some(key) = &status.api_key {
         let said = minter_condition(&plan, key, observed.refused, now);
@@ -259,11 +260,12 @@ fn set_condition(
     }
 }
 
-fn recorded(record: &RotationRecord) -> TokenRotationStatus {
+/// Status that stores only `state`.
+fn recorded(state: &RotationState) -> TokenRotationStatus {
     let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     TokenRotationStatus {
-        serial: signed(record.serial),
-        current: record.current.as_ref().map(|current| CurrentCredential {
+        serial: signed(state.serial),
+        current: state.current.as_ref().map(|current| CurrentCredential {
             name: current.name.clone(),
             hash: current.hash.clone(),
             ours: current.ours,
@@ -271,8 +273,8 @@ fn recorded(record: &RotationRecord) -> TokenRotationStatus {
             expires_at: current.expires.map(rfc3339),
             kept_by_rancher: current.kept_alive,
         }),
-        pending: record.pending.as_ref().map(pending),
-        previous: record
+        pending: state.pending.as_ref().map(pending),
+        previous: state
             .previous
             .iter()
             .map(|old| PreviousCredential {
@@ -283,13 +285,13 @@ fn recorded(record: &RotationRecord) -> TokenRotationStatus {
                 failures: old.failures.into(),
             })
             .collect(),
-        last_rotation: record.last_rotation.map(rfc3339),
-        last_result: record.last_result.clone(),
-        failures: record.failures.into(),
-        retry_after: record.retry_after.map(rfc3339),
-        restarted_for: record.restarted_for.clone(),
-        rotate_request: record.done.rotate.clone(),
-        leak_report: record.done.leaked.clone(),
+        last_rotation: state.last_rotation.map(rfc3339),
+        last_result: state.last_result.clone(),
+        failures: state.failures.into(),
+        retry_after: state.retry_after.map(rfc3339),
+        restarted_for: state.restarted_for.clone(),
+        rotate_request: state.done.rotate.clone(),
+        leak_report: state.done.leaked.clone(),
         ..TokenRotationStatus::default()
     }
 }

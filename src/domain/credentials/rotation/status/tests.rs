@@ -1,4 +1,4 @@
-//! Tests that the conversion between record and status loses nothing.
+//! Tests that the conversion between state and status loses nothing.
 
 use serde_json::{Value, json};
 
@@ -29,9 +29,9 @@ fn rancher(token: &Value) -> Value {
     })
 }
 
-fn full() -> RotationRecord {
+fn full() -> RotationState {
     let made = MintedCredential { hash: "h".into(), issued: 50, expires: Some(650) };
-    RotationRecord {
+    RotationState {
         serial: 9,
         current: Some(CurrentEntry {
             name: "a-8".into(),
@@ -68,7 +68,7 @@ fn full() -> RotationRecord {
 
 #[test]
 fn what_is_recorded_is_read_again() {
-    for kept in [full(), RotationRecord::default()] {
+    for kept in [full(), RotationState::default()] {
         let written = status(
             &rotation(account()),
             &kept,
@@ -76,11 +76,11 @@ fn what_is_recorded_is_read_again() {
             Some(&ReadyReason::Current),
             100,
         );
-        assert_eq!(record(Some(&written)), kept);
+        assert_eq!(state(Some(&written)), kept);
         let text = serde_json::to_string(&written).unwrap();
-        assert_eq!(record(serde_json::from_str(&text).ok().as_ref()), kept);
+        assert_eq!(state(serde_json::from_str(&text).ok().as_ref()), kept);
     }
-    assert_eq!(record(None), RotationRecord::default());
+    assert_eq!(state(None), RotationState::default());
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
 fn every_target_is_named_in_one_word() {
     let named = |target| {
         let rotation = rotation(json!({"target": target}));
-        status(&rotation, &RotationRecord::default(), &StatusObservations::default(), None, 0)
+        status(&rotation, &RotationState::default(), &StatusObservations::default(), None, 0)
             .target
             .unwrap()
     };
@@ -137,24 +137,24 @@ fn a_window_is_read_as_minutes_and_days() {
 #[test]
 fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
     let says =
-        |rotation: &TokenRotation, record: &RotationRecord, watched: &[WatchedCredential], now| {
+        |rotation: &TokenRotation, state: &RotationState, watched: &[WatchedCredential], now| {
             let watched = Some(WatchedCredentials::of(watched.to_vec()));
             let beside =
                 StatusObservations { rancher_url: None, watched, ..StatusObservations::default() };
-            let status = status(rotation, record, &beside, Some(&ReadyReason::Current), now);
+            let status = status(rotation, state, &beside, Some(&ReadyReason::Current), now);
             let found = status.conditions.into_iter().find(|c| c.type_ == EXPIRING).unwrap();
             found.reason.unwrap()
         };
     let current =
         CurrentEntry { issued: 0, expires: Some(600), ours: true, ..CurrentEntry::default() };
-    let record = RotationRecord { current: Some(current), ..RotationRecord::default() };
+    let state = RotationState { current: Some(current), ..RotationState::default() };
     let rotated = rotation(account());
-    assert_eq!(says(&rotated, &record, &[], 449), "TimeLeft");
-    assert_eq!(says(&rotated, &record, &[], 450), "Overdue");
-    assert_eq!(says(&rotated, &record, &[], 600), "Expired");
+    assert_eq!(says(&rotated, &state, &[], 449), "TimeLeft");
+    assert_eq!(says(&rotated, &state, &[], 450), "Overdue");
+    assert_eq!(says(&rotated, &state, &[], 600), "Expired");
     let watched = rotation(json!({"target": {"secret": {"name": "guest", "key": "token"}}}));
     let token = |end| WatchedCredential { expires_at: Some(rfc3339(end)), ..Default::default() };
-    let none = RotationRecord::default();
+    let none = RotationState::default();
     let (near, far) = (token(700_000), token(9_000_000));
     assert_eq!(says(&watched, &none, std::slice::from_ref(&far), 0), "TimeLeft");
     assert_eq!(says(&watched, &none, &[far, near], 100_000), "NotReplaced", "the first counts");
@@ -167,10 +167,10 @@ fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
 fn what_rancher_keeps_alive_is_shown_as_such() {
     let current =
         CurrentEntry { name: "kubeconfig-u-a".into(), kept_alive: true, ..CurrentEntry::default() };
-    let record = RotationRecord { current: Some(current), ..RotationRecord::default() };
+    let state = RotationState { current: Some(current), ..RotationState::default() };
     let reason = Some(&ReadyReason::KeptByRancher);
     let status =
-        status(&rotation(rancher(&json!({}))), &record, &StatusObservations::default(), reason, 50);
+        status(&rotation(rancher(&json!({}))), &state, &StatusObservations::default(), reason, 50);
     assert_eq!((&status.expires_at, &status.next_rotation), (&None, &None));
     assert!(status.current.is_some_and(|current| current.kept_by_rancher));
     let [ready, expiring] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
@@ -200,7 +200,7 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
         rancher_url: Some("https://a".into()),
     };
     let first =
-        status(&rotation, &RotationRecord::default(), &beside, Some(&ReadyReason::Watched), 50);
+        status(&rotation, &RotationState::default(), &beside, Some(&ReadyReason::Watched), 50);
     assert_eq!(first.expires_at, Some(rfc3339(9_000_000)), "the other one is replaced");
     assert_eq!((first.watched.len(), first.watched_beyond), (32, Some(9)));
     assert_eq!(first.rancher_url.as_deref(), Some("https://a"));
@@ -208,7 +208,7 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
     let blind = ReadyReason::Unreadable("Rancher: no answer".into());
     let later = status(
         &rotation,
-        &RotationRecord::default(),
+        &RotationState::default(),
         &StatusObservations::default(),
         Some(&blind),
         9_000_001,
@@ -219,7 +219,7 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
     let said: Vec<_> = later.conditions.iter().filter_map(|c| c.reason.as_deref()).collect();
     assert_eq!(said, ["TargetUnreadable", "Expired", "NoEnd"]);
     let refused = StatusObservations { refused: true, ..StatusObservations::default() };
-    let refused = status(&rotation, &RotationRecord::default(), &refused, Some(&blind), 60);
+    let refused = status(&rotation, &RotationState::default(), &refused, Some(&blind), 60);
     assert_eq!(refused.conditions[2].reason.as_deref(), Some("NotAccepted"));
     let message = later.conditions[1].message.clone().unwrap_or_default();
     assert!(message.contains("cc-0 ended at") && message.contains("others"), "{message}");

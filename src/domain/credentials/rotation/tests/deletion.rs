@@ -2,19 +2,19 @@
 
 use super::*;
 
-/// Plan and record of a rotation whose deletion was requested 60 seconds before `DAY`. One
+/// Plan and state of a rotation whose deletion was requested 60 seconds before `DAY`. One
 /// credential is in use. The overlap of a replaced credential ends 600 seconds after `DAY`.
 /// `revokes`: whether the deletion revokes the credential in use.
-fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
+fn leaving(revokes: bool) -> (RotationPlan, RotationState) {
     let plan = RotationPlan { revokes, overlap: 3_600, deleting: Some(DAY - 60), ..plan() };
-    (plan, RotationRecord { last_rotation: Some(DAY - 100), ..replaced(DAY + 600) })
+    (plan, RotationState { last_rotation: Some(DAY - 100), ..replaced(DAY + 600) })
 }
 
 /// Runs a deletion until it completes. Field 0: its actions, each with the time in seconds after
 /// the first observation. Field 1: names of the credentials that it should have revoked but has
 /// not. `refuses`: whether each revocation is refused.
 fn left(
-    (plan, mut record): (RotationPlan, RotationRecord),
+    (plan, mut state): (RotationPlan, RotationState),
     target: &TargetState,
     unknown: UnknownReason,
     refuses: bool,
@@ -29,14 +29,14 @@ fn left(
             unknown,
             ..ObservedState::default()
         };
-        let act = decide(&plan, &record, &seen);
+        let act = decide(&plan, &state, &seen);
         match act {
             RotationAction::Wait(until) => {
                 now = until.filter(|at| *at > now).unwrap_or(now + READ_AGAIN_AFTER);
             }
-            RotationAction::Write(_, next) => record = *next,
+            RotationAction::Write(_, next) => state = *next,
             RotationAction::Revoke(name) if refuses => {
-                record = failed(&plan, &record, RotationStep::Revoke, &name, now);
+                state = failed(&plan, &state, RotationStep::Revoke, &name, now);
             }
             RotationAction::Revoke(name) => {
                 existing.retain(|one| *one != name);
@@ -50,7 +50,7 @@ fn left(
             }
             RotationAction::Finish => {
                 acts.push((now - DAY, "gone".to_owned()));
-                let left = left_behind(&plan, &record).into_iter().map(str::to_owned).collect();
+                let left = left_behind(&plan, &state).into_iter().map(str::to_owned).collect();
                 return (acts, left);
             }
             act => panic!("{act:?}"),
@@ -161,10 +161,10 @@ fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
         ("unlisted", true, UnknownReason::Unlisted, &[(0, "gone")]),
         ("unlisted, kept", false, UnknownReason::Unlisted, &[(0, "gone")]),
     ] {
-        let (plan, record) = leaving(revokes);
+        let (plan, state) = leaving(revokes);
         let source = plan.source.map(|source| IssuerTraits { is_apart: true, ..source });
         let plan = RotationPlan { source, ..plan };
-        let (done, _) = left((plan, record), &TargetState::Unknown, unknown, false);
+        let (done, _) = left((plan, state), &TargetState::Unknown, unknown, false);
         let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
         assert_eq!(done, acts, "{what}");
     }
@@ -175,14 +175,14 @@ fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
 #[test]
 fn the_second_of_two_does_nothing_and_leaves_what_the_first_one_uses() {
     let second = |deleting| {
-        let (plan, record) = leaving(true);
-        (RotationPlan { deleting, ..plan }.second(), record)
+        let (plan, state) = leaving(true);
+        (RotationPlan { deleting, ..plan }.second(), state)
     };
     let (adopted, kept) = (there(Some("h2"), None), there(Some("theirs"), Some("h2")));
     for target in [adopted.clone(), kept.clone(), TargetState::Absent, TargetState::Unknown] {
-        let (plan, record) = second(None);
+        let (plan, state) = second(None);
         let seen = ObservedState { now: 40 * DAY, target, ..ObservedState::default() };
-        assert_eq!(decide(&plan, &record, &seen), RotationAction::Wait(None), "{seen:?}");
+        assert_eq!(decide(&plan, &state, &seen), RotationAction::Wait(None), "{seen:?}");
     }
     for (target, end) in [(adopted, 600), (kept, 3_601)] {
         let (done, _) = left(second(Some(DAY - 60)), &target, UnknownReason::Silent, false);
@@ -194,16 +194,16 @@ fn the_second_of_two_does_nothing_and_leaves_what_the_first_one_uses() {
 /// A deletion waits for an overlap only if one runs, and at most for the length of one overlap.
 #[test]
 fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
-    let (plan, record) = leaving(false);
+    let (plan, state) = leaving(false);
     let asked = plan.deleting.unwrap();
-    let last = |record: &RotationRecord| super::super::deletion::deadline(&plan, record) - asked;
-    let idle = RotationRecord {
+    let last = |state: &RotationState| super::super::deletion::deadline(&plan, state) - asked;
+    let idle = RotationState {
         previous: Vec::new(),
         last_rotation: Some(DAY - 10 * 3_600),
-        ..record.clone()
+        ..state.clone()
     };
     assert_eq!(last(&idle), 900);
-    let restarting = RotationRecord { last_rotation: None, ..record.clone() };
+    let restarting = RotationState { last_rotation: None, ..state.clone() };
     assert_eq!(last(&restarting), 660 + 900);
     // A failed revocation is tried again after a pause. The pause does not change the deadline.
     let mut refused = idle;
@@ -215,7 +215,7 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
     assert_eq!(last(&refused), 900);
     // A wrong clock has recorded an end of the overlap that is far in the future. The deadline
     // counts at most one overlap from the request to delete.
-    let mut far = record;
+    let mut far = state;
     far.previous[0].after = Some(100 * DAY);
     assert_eq!(last(&far), 3_600 + 900);
 }
@@ -224,21 +224,21 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
 /// revocation waits for an overlap, even if the overlap had not begun before the deletion.
 #[test]
 fn a_deletion_revokes_no_credential_that_a_client_may_read() {
-    let late = |replaces: &str, mut record: RotationRecord| {
-        record.previous[0].replaces = Some(replaces.to_owned());
-        record
+    let late = |replaces: &str, mut state: RotationState| {
+        state.previous[0].replaces = Some(replaces.to_owned());
+        state
     };
-    let (_, record) = leaving(false);
-    let mut restarting = record.clone();
+    let (_, state) = leaving(false);
+    let mut restarting = state.clone();
     restarting.previous[0].after = None;
-    for (what, record, target, end) in [
-        ("the target was deleted", record.clone(), TargetState::Absent, 0),
-        ("a late write may create the target", late("", record.clone()), TargetState::Absent, 600),
-        ("a late write was refused or replaced", late("0", record), there(Some("h2"), None), 3_601),
+    for (what, state, target, end) in [
+        ("the target was deleted", state.clone(), TargetState::Absent, 0),
+        ("a late write may create the target", late("", state.clone()), TargetState::Absent, 600),
+        ("a late write was refused or replaced", late("0", state), there(Some("h2"), None), 3_601),
         ("the workloads were not restarted", restarting, there(Some("h2"), None), 3_601),
     ] {
         let (plan, _) = leaving(false);
-        let (done, left) = left((plan, record), &target, UnknownReason::Silent, false);
+        let (done, left) = left((plan, state), &target, UnknownReason::Silent, false);
         let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
         assert_eq!(done, [(end, "r-1"), (end, "gone")], "{what}");
         assert!(left.is_empty(), "{what}: {left:?}");
@@ -249,7 +249,7 @@ fn a_deletion_revokes_no_credential_that_a_client_may_read() {
 /// is not revoked before the publication has surely ended, even if the spec sets no overlap.
 #[test]
 fn a_deletion_waits_for_the_end_of_a_publication() {
-    let (plan, record) = leaving(false);
+    let (plan, state) = leaving(false);
     let plan = RotationPlan { overlap: 0, ..plan };
     let made = MintedCredential { hash: "h3".into(), issued: DAY, expires: Some(31 * DAY) };
     let pending = PendingEntry {
@@ -258,11 +258,11 @@ fn a_deletion_waits_for_the_end_of_a_publication() {
         publishing: Some(PendingPublication { made, replaces: "1".into() }),
         ..PendingEntry::default()
     };
-    let record = RotationRecord { serial: 3, pending: Some(pending), ..record };
+    let state = RotationState { serial: 3, pending: Some(pending), ..state };
     let seen =
         ObservedState { now: DAY, target: there(Some("h2"), None), ..ObservedState::default() };
-    let RotationAction::Write(RecordChange::Abandoned, next) = decide(&plan, &record, &seen) else {
-        panic!("{:?}", decide(&plan, &record, &seen))
+    let RotationAction::Write(StateChange::Abandoned, next) = decide(&plan, &state, &seen) else {
+        panic!("{:?}", decide(&plan, &state, &seen))
     };
     let abandoned = next.previous.iter().find(|old| old.name == "r-3");
     assert_eq!(abandoned.and_then(|old| old.after), Some(DAY + SURELY_ANSWERED));

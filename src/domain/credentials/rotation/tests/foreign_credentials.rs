@@ -5,10 +5,10 @@
 
 use super::*;
 
-fn current(ours: bool, expires: Option<Seconds>) -> RotationRecord {
+fn current(ours: bool, expires: Option<Seconds>) -> RotationState {
     let (name, hash) = ("r-5".to_owned(), "h5".to_owned());
     let current = CurrentEntry { name, hash, ours, issued: DAY, expires, kept_alive: false };
-    RotationRecord { serial: 5, current: Some(current), ..RotationRecord::default() }
+    RotationState { serial: 5, current: Some(current), ..RotationState::default() }
 }
 
 fn holds(held: TargetCredential) -> TargetState {
@@ -27,7 +27,7 @@ fn seen(target: TargetState, existing: &[&str]) -> ObservedState {
 
 #[test]
 fn a_number_far_ahead_of_ours_is_not_ours() {
-    let record = current(true, Some(31 * DAY));
+    let state = current(true, Some(31 * DAY));
     let held = || holds(TargetCredential { hash: "h5".into(), ..TargetCredential::default() });
     for (name, serial) in [
         ("r-6", Some(6)),
@@ -44,8 +44,8 @@ fn a_number_far_ahead_of_ours_is_not_ours() {
         ("rr-6", None),
         ("r", None),
     ] {
-        let found = match decide(&plan(), &record, &seen(held(), &["r-5", name])) {
-            RotationAction::Write(RecordChange::Found, next) => Some(next.serial),
+        let found = match decide(&plan(), &state, &seen(held(), &["r-5", name])) {
+            RotationAction::Write(StateChange::Found, next) => Some(next.serial),
             RotationAction::Wait(_) => None,
             act => panic!("{name}: {act:?}"),
         };
@@ -61,7 +61,7 @@ fn a_foreign_credential_with_our_name_is_adopted_as_foreign() {
         let target =
             holds(TargetCredential { hash: "x".into(), claims, ..TargetCredential::default() });
         let act = decide(&plan(), &current(true, None), &seen(target, &["r-5", name]));
-        let RotationAction::Write(RecordChange::Adopted, next) = act else { panic!("{act:?}") };
+        let RotationAction::Write(StateChange::Adopted, next) = act else { panic!("{act:?}") };
         assert_eq!(next.current.map(|current| current.ours), Some(is_ours), "{name}");
     }
 }
@@ -69,28 +69,28 @@ fn a_foreign_credential_with_our_name_is_adopted_as_foreign() {
 #[test]
 fn one_of_which_nothing_is_known_is_replaced_at_once() {
     let end = Some(31 * DAY);
-    for (record, is_unseen, is_replaced) in [
+    for (state, is_unseen, is_replaced) in [
         (current(false, None), true, true),
         (current(false, None), false, false),
-        // The record has an expiry of the foreign credential, so the credential is not replaced.
+        // The state has an expiry of the foreign credential, so the credential is not replaced.
         (current(false, end), true, false),
         (current(true, None), true, false),
         (current(true, end), true, false),
     ] {
         let target =
             holds(TargetCredential { hash: "h5".into(), is_unseen, ..TargetCredential::default() });
-        let act = decide(&plan(), &record, &seen(target.clone(), &["r-5"]));
-        let named = matches!(act, RotationAction::Write(RecordChange::Named, _));
-        assert_eq!(named, is_replaced, "{record:?} {is_unseen}: {act:?}");
+        let act = decide(&plan(), &state, &seen(target.clone(), &["r-5"]));
+        let named = matches!(act, RotationAction::Write(StateChange::Named, _));
+        assert_eq!(named, is_replaced, "{state:?} {is_unseen}: {act:?}");
         // If the issuer is separate (`is_apart`), a person has put the foreign credential into the
         // target. The credential stays until its replacement is due.
         let source = plan().source.map(|source| IssuerTraits { is_apart: true, ..source });
         let apart = RotationPlan { source, ..plan() };
-        let record = RotationRecord { last_rotation: Some(0), ..record };
-        let act = decide(&apart, &record, &seen(target.clone(), &["r-5"]));
-        assert!(!matches!(act, RotationAction::Write(RecordChange::Named, _)), "{act:?}");
+        let state = RotationState { last_rotation: Some(0), ..state };
+        let act = decide(&apart, &state, &seen(target.clone(), &["r-5"]));
+        assert!(!matches!(act, RotationAction::Write(StateChange::Named, _)), "{act:?}");
         let mut plan = plan();
         plan.schedule.paused = true;
-        assert_eq!(decide(&plan, &record, &seen(target, &["r-5"])), RotationAction::Wait(None));
+        assert_eq!(decide(&plan, &state, &seen(target, &["r-5"])), RotationAction::Wait(None));
     }
 }

@@ -15,7 +15,7 @@ fn the_target_keeps_no_leaked_credential() {
             requests: RotationRequests { rotate: None, leaked },
             publishing: Some(publishing),
         };
-        let record = RotationRecord { serial: 3, pending: Some(pending), ..published() };
+        let state = RotationState { serial: 3, pending: Some(pending), ..published() };
         let unpublished =
             UnpublishedCredential { name: "r-3".into(), made: Some(made), verified: true };
         let seen = ObservedState {
@@ -24,7 +24,7 @@ fn the_target_keeps_no_leaked_credential() {
             unpublished: Some(unpublished),
             ..ObservedState::default()
         };
-        assert_eq!(decide(&plan(), &record, &seen), RotationAction::Publish { keep });
+        assert_eq!(decide(&plan(), &state, &seen), RotationAction::Publish { keep });
     }
 }
 
@@ -34,13 +34,13 @@ fn the_target_keeps_no_leaked_credential() {
 fn a_foreign_credential_has_its_overlap_although_a_leak_was_reported_before() {
     let leaked = RotationRequests { rotate: None, leaked: Some("1".into()) };
     let plan = RotationPlan { requests: leaked.clone(), ..plan() };
-    let record = RotationRecord { done: leaked, last_rotation: Some(DAY), ..published() };
+    let state = RotationState { done: leaked, last_rotation: Some(DAY), ..published() };
     let target = there(Some("h2"), Some("x"));
     let seen = ObservedState { now: DAY + 10, target, ..ObservedState::default() };
     let end = DAY + plan.overlap + 1;
-    assert_eq!(decide(&plan, &record, &seen), RotationAction::Wait(Some(end)));
+    assert_eq!(decide(&plan, &state, &seen), RotationAction::Wait(Some(end)));
     let later = ObservedState { now: end, ..seen };
-    assert_eq!(decide(&plan, &record, &later), RotationAction::DropOld);
+    assert_eq!(decide(&plan, &state, &later), RotationAction::DropOld);
 }
 
 /// A publication succeeds after the operator has abandoned it. The operator adopts the credential,
@@ -55,21 +55,21 @@ fn a_foreign_credential_has_its_overlap_after_a_late_publication() {
         ..RetiredCredential::default()
     };
     let foreign = CurrentEntry { hash: "x".into(), issued: DAY, ..CurrentEntry::default() };
-    let record = RotationRecord {
+    let state = RotationState {
         serial: 3,
         current: Some(foreign),
         previous: vec![late],
         last_rotation: Some(0),
-        ..RotationRecord::default()
+        ..RotationState::default()
     };
     let (plan, now) = (plan(), 3 * DAY);
     let target = there(Some("h3"), Some("x"));
     let seen = ObservedState { now, target, ..ObservedState::default() };
-    let RotationAction::Write(RecordChange::Adopted, record) = decide(&plan, &record, &seen) else {
-        panic!("{:?}", decide(&plan, &record, &seen))
+    let RotationAction::Write(StateChange::Adopted, state) = decide(&plan, &state, &seen) else {
+        panic!("{:?}", decide(&plan, &state, &seen))
     };
     let end = now + plan.overlap + 1;
-    assert_eq!(decide(&plan, &record, &seen), RotationAction::Wait(Some(end)));
+    assert_eq!(decide(&plan, &state, &seen), RotationAction::Wait(Some(end)));
     let later = ObservedState { now: end, ..seen };
-    assert_eq!(decide(&plan, &record, &later), RotationAction::DropOld);
+    assert_eq!(decide(&plan, &state, &later), RotationAction::DropOld);
 }

@@ -25,8 +25,8 @@ fn plan() -> RotationPlan {
     RotationPlan { prefix: "r".into(), ..status::plan(&rotation) }
 }
 
-/// Record of a rotation with [`plan`], after its second publication.
-fn published() -> RotationRecord {
+/// State of a rotation with [`plan`], after its second publication.
+fn published() -> RotationState {
     let current = CurrentEntry {
         name: "r-2".into(),
         hash: "h2".into(),
@@ -35,24 +35,24 @@ fn published() -> RotationRecord {
         expires: Some(31 * DAY),
         ..CurrentEntry::default()
     };
-    RotationRecord {
+    RotationState {
         serial: 2,
         current: Some(current),
         restarted_for: Some("r-2".into()),
         last_rotation: Some(0),
-        ..RotationRecord::default()
+        ..RotationState::default()
     }
 }
 
-/// Record in which the first credential is to be revoked at the time `after`.
-fn replaced(after: Seconds) -> RotationRecord {
+/// State in which the first credential is to be revoked at the time `after`.
+fn replaced(after: Seconds) -> RotationState {
     let old = RetiredCredential {
         name: "r-1".into(),
         hash: Some("h1".into()),
         after: Some(after),
         ..RetiredCredential::default()
     };
-    RotationRecord { previous: vec![old], ..published() }
+    RotationState { previous: vec![old], ..published() }
 }
 
 /// Target that holds the credential with the hash `holds`, and keeps the one with the hash `kept`
@@ -75,23 +75,23 @@ fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
         after: Some(7),
         ..RetiredCredential::default()
     };
-    let mut record =
-        RotationRecord { previous: vec![old("a"), old("b")], ..RotationRecord::default() };
+    let mut state =
+        RotationState { previous: vec![old("a"), old("b")], ..RotationState::default() };
     for pause in [5, 10, 20, 40, 80, 120, 120] {
-        record = failed(&plan, &record, RotationStep::Revoke, "a", 100);
-        assert_eq!(record.previous[0].after, Some(100 + pause));
+        state = failed(&plan, &state, RotationStep::Revoke, "a", 100);
+        assert_eq!(state.previous[0].after, Some(100 + pause));
     }
-    assert_eq!(record.previous[1], old("b"));
-    assert_eq!((record.failures, record.retry_after), (0, None));
+    assert_eq!(state.previous[1], old("b"));
+    assert_eq!((state.failures, state.retry_after), (0, None));
 }
 
 /// Number of attempts of the step `fails` in each of ten minutes. Each attempt fails, and every
 /// other step succeeds.
-fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationStep) -> Vec<u32> {
+fn attempts(mut state: RotationState, target: &TargetState, fails: RotationStep) -> Vec<u32> {
     let plan = RotationPlan { restarts: true, ..plan() };
-    let names = record.previous.iter().map(|old| &old.name);
+    let names = state.previous.iter().map(|old| &old.name);
     let mut existing: Vec<String> =
-        names.chain(record.current.as_ref().map(|current| &current.name)).cloned().collect();
+        names.chain(state.current.as_ref().map(|current| &current.name)).cloned().collect();
     let (mut now, mut minutes, mut unpublished) = (DAY, vec![0; 10], None::<UnpublishedCredential>);
     for _ in 0..10_000 {
         let Some(count) =
@@ -106,16 +106,16 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
             unpublished: unpublished.clone(),
             ..ObservedState::default()
         };
-        let (step, name) = match decide(&plan, &record, &seen) {
+        let (step, name) = match decide(&plan, &state, &seen) {
             RotationAction::Wait(until) => {
                 let next = now + READ_AGAIN_AFTER;
                 now = until.filter(|at| *at > now).map_or(next, |until| until.min(next));
                 continue;
             }
             RotationAction::Write(change, next) => {
-                record = *next;
-                if change == RecordChange::Named {
-                    unpublished = record.pending.as_ref().map(|pending| UnpublishedCredential {
+                state = *next;
+                if change == StateChange::Named {
+                    unpublished = state.pending.as_ref().map(|pending| UnpublishedCredential {
                         name: pending.name.clone(),
                         ..UnpublishedCredential::default()
                     });
@@ -133,7 +133,7 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
         };
         if step == fails {
             *count += 1;
-            record = failed(&plan, &record, step, &name, now);
+            state = failed(&plan, &state, step, &name, now);
             continue;
         }
         match (step, &mut unpublished) {
@@ -157,20 +157,20 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
 /// every step.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
-    let rotate = |mut record: RotationRecord| {
-        if let Some(current) = &mut record.current {
+    let rotate = |mut state: RotationState| {
+        if let Some(current) = &mut state.current {
             (current.issued, current.expires) = (DAY - 100 * DAY, Some(DAY + 3_600));
         }
-        record
+        state
     };
-    let new = || (RotationRecord::default(), there(None, None));
-    for (what, (record, target), fails) in [
+    let new = || (RotationState::default(), there(None, None));
+    for (what, (state, target), fails) in [
         ("mint", new(), RotationStep::Mint),
         ("verify", new(), RotationStep::Verify),
         ("publish", new(), RotationStep::Publish),
         (
             "restart",
-            (RotationRecord { restarted_for: None, ..published() }, there(Some("h2"), None)),
+            (RotationState { restarted_for: None, ..published() }, there(Some("h2"), None)),
             RotationStep::Restart,
         ),
         ("revoke", (replaced(1), there(Some("h2"), None)), RotationStep::Revoke),
@@ -178,7 +178,7 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
         ("take out another's", (published(), there(Some("h2"), Some("x"))), RotationStep::Publish),
         ("make room", (rotate(published()), there(Some("h2"), Some("x"))), RotationStep::Publish),
     ] {
-        let attempts = attempts(record, &target, fails);
+        let attempts = attempts(state, &target, fails);
         assert!(attempts[0] >= 2, "{what}: {attempts:?}");
         assert!(attempts[1..].iter().all(|count| *count <= 1), "{what}: {attempts:?}");
     }
@@ -215,26 +215,26 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
         ObservedState { now: 100, target, ..ObservedState::default() }
     };
     let first = see("secret", "token-1", Some(900));
-    let RotationAction::Write(RecordChange::Adopted, record) =
-        decide(&plan, &RotationRecord::default(), &first)
+    let RotationAction::Write(StateChange::Adopted, state) =
+        decide(&plan, &RotationState::default(), &first)
     else {
         panic!("not adopted")
     };
-    assert_eq!(record.current.as_ref().map(|current| current.hash.as_str()), Some(""));
+    assert_eq!(state.current.as_ref().map(|current| current.hash.as_str()), Some(""));
     for (seen, is_new) in [
         (see("secret", "token-1", Some(900)), false),
         (see("other", "token-1", Some(950)), true),
         (see("other", "token-2", Some(900)), true),
     ] {
-        let act = decide(&plan, &record, &seen);
+        let act = decide(&plan, &state, &seen);
         assert_eq!(
-            matches!(act, RotationAction::Write(RecordChange::Adopted, _)),
+            matches!(act, RotationAction::Write(StateChange::Adopted, _)),
             is_new,
             "{act:?}"
         );
     }
     let observed = status::StatusObservations::default();
-    let said = status::status(&TokenRotation::default(), &record, &observed, None, 100);
+    let said = status::status(&TokenRotation::default(), &state, &observed, None, 100);
     let said = serde_json::to_value(&said).unwrap();
     assert_eq!(said["current"].get("hash"), None, "{said}");
 }
@@ -277,8 +277,8 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
         existing: Some(Vec::new()),
         ..ObservedState::default()
     };
-    let first = RotationRecord { current: Some(theirs), ..RotationRecord::default() };
-    let RotationAction::Write(RecordChange::Named, named) = decide(&plan, &first, &seen) else {
+    let first = RotationState { current: Some(theirs), ..RotationState::default() };
+    let RotationAction::Write(StateChange::Named, named) = decide(&plan, &first, &seen) else {
         panic!("{:?}", decide(&plan, &first, &seen))
     };
     // The pending credential is not abandoned, although Rancher keeps the token in use alive.
@@ -289,7 +289,7 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
         decide(&plan, &named, &ObservedState { unpublished, ..seen.clone() }),
         RotationAction::Mint(name)
     );
-    let later = RotationRecord { last_rotation: Some(DAY), ..first.clone() };
+    let later = RotationState { last_rotation: Some(DAY), ..first.clone() };
     assert!(matches!(decide(&plan, &later, &seen), RotationAction::Wait(_)));
     // If the source makes Rancher's tokens, a token that Rancher keeps alive is not replaced.
     let minted = plan.source.map(|source| IssuerTraits { is_apart: false, ..source });

@@ -16,14 +16,14 @@ fn ready_says_what_hinders_most() {
     paused.schedule.paused = true;
     let watching = RotationPlan { source: None, ..plan() };
     let leaving = RotationPlan { deleting: Some(DAY), ..plan() };
-    let failed = RotationRecord { last_result: Some("Failed Mint".into()), ..published() };
+    let failed = RotationState { last_result: Some("Failed Mint".into()), ..published() };
     let old = RetiredCredential::default();
-    let stuck = RotationRecord { previous: vec![old; MOST_PREVIOUS], ..published() };
+    let stuck = RotationState { previous: vec![old; MOST_PREVIOUS], ..published() };
     let mut kept = published();
     kept.current.iter_mut().for_each(|current| current.kept_alive = true);
     let (holds, unfit) = (there(Some("h2"), None), TargetState::Unfit("exec".into()));
     assert!(source.is_some());
-    for (plan, record, target, facts, ready) in [
+    for (plan, state, target, facts, ready) in [
         (&usual, &published(), &holds, facts(), Some(ReadyReason::Current)),
         (&usual, &kept, &holds, facts(), Some(ReadyReason::KeptByRancher)),
         (&usual, &stuck, &holds, facts(), Some(ReadyReason::NotRevoked)),
@@ -43,8 +43,8 @@ fn ready_says_what_hinders_most() {
         (&leaving, &published(), &holds, facts(), Some(ReadyReason::Deleting(None))),
     ] {
         let seen = ObservedState { now: 2 * DAY, target: target.clone(), ..Default::default() };
-        let found = ReadyReason::of(plan, record, &seen, &api::Target::default(), facts.clone());
-        assert_eq!(found, ready, "{record:?} {target:?} {facts:?}");
+        let found = ReadyReason::of(plan, state, &seen, &api::Target::default(), facts.clone());
+        assert_eq!(found, ready, "{state:?} {target:?} {facts:?}");
     }
 }
 
@@ -54,7 +54,7 @@ fn ready_says_what_hinders_most() {
 fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
     let (plan, end) = (plan(), 31 * DAY);
     let pending = Some(PendingEntry { name: "r-3".into(), since: end - 5, ..Default::default() });
-    let record = RotationRecord { pending, ..published() };
+    let state = RotationState { pending, ..published() };
     let seen = |now, existing: &[&str]| ObservedState {
         now,
         target: there(Some("h2"), None),
@@ -75,10 +75,10 @@ fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
         (empty(there(None, None)), Some("holds no credential")),
     ] {
         let until = RotationAction::Wait(Some(end - 5 + HELD_ELSEWHERE));
-        assert_eq!(decide(&plan, &record, &seen), until, "{seen:?}");
+        assert_eq!(decide(&plan, &state, &seen), until, "{seen:?}");
         let spec = api::Target::default();
-        let ready = ReadyReason::of(&plan, &record, &seen, &spec, ReadyFacts::default());
-        let (status, reason, text) = ready.unwrap().condition(&plan, &record);
+        let ready = ReadyReason::of(&plan, &state, &seen, &spec, ReadyFacts::default());
+        let (status, reason, text) = ready.unwrap().condition(&plan, &state);
         let expected = match said {
             None => (api::ConditionStatus::True, "Current"),
             Some(_) => (api::ConditionStatus::False, "NotPublished"),
@@ -88,8 +88,8 @@ fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
     }
 }
 
-/// TokenRotation for an account's token in a Secret, with `record` in its status.
-fn waiting(record: &RotationRecord) -> TokenRotation {
+/// TokenRotation for an account's token in a Secret, with `state` in its status.
+fn waiting(state: &RotationState) -> TokenRotation {
     let mut rotation: TokenRotation = serde_json::from_value(serde_json::json!({
         "metadata": {
             "name": "r", "namespace": "n", "uid": "u", "generation": 1,
@@ -103,7 +103,7 @@ fn waiting(record: &RotationRecord) -> TokenRotation {
     .unwrap();
     let observed = status::StatusObservations::default();
     let ready = Some(&ReadyReason::Current);
-    rotation.status = Some(status::status(&rotation, record, &observed, ready, DAY));
+    rotation.status = Some(status::status(&rotation, state, &observed, ready, DAY));
     rotation
 }
 
@@ -116,7 +116,7 @@ fn a_rotation_rests_by_its_record_alone_until_something_is_due_or_unknown() {
     assert!((15 * DAY..22 * DAY).contains(&due), "{due}");
     assert!(matches!(
         step_if_unchanged(&rotation, None, due),
-        Some(RotationAction::Write(RecordChange::Named, _))
+        Some(RotationAction::Write(StateChange::Named, _))
     ));
     let changed = |change: fn(&mut TokenRotation)| {
         let mut rotation = rotation.clone();
@@ -156,10 +156,9 @@ fn a_rotation_rests_only_until_its_next_try() {
         publishing: Some(publishing),
         ..PendingEntry::default()
     };
-    let record =
-        RotationRecord { pending: Some(pending), retry_after: Some(DAY + 5), ..published() };
+    let state = RotationState { pending: Some(pending), retry_after: Some(DAY + 5), ..published() };
     let unpublished = Some(UnpublishedCredential { name, made: Some(made), verified: true });
-    let rotation = waiting(&record);
+    let rotation = waiting(&state);
     let until = |unpublished: &Option<UnpublishedCredential>, now| match step_if_unchanged(
         &rotation,
         unpublished.clone(),

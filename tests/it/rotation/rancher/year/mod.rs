@@ -6,8 +6,8 @@
 //! It is a bad year ([`Weather`]): one in 31 calls fails, on one day of thirty no write succeeds,
 //! and two replicas take turns, each with a memory of its own.
 //!
-//! Here the record is in memory and the test performs each step. The operator's process, which
-//! carries out the same decisions, has tests of its own.
+//! Here the recorded state is in memory and the test performs each step. The operator's process,
+//! which carries out the same decisions, has tests of its own.
 
 mod weather;
 
@@ -21,8 +21,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::try_join_all;
 use harvester_guest_operator::domain::credentials::rotation::schedule::ReplacementSchedule;
 use harvester_guest_operator::domain::credentials::rotation::{
-    self, ObservedState, RecordChange, RotationAction, RotationPlan, RotationRecord,
-    RotationRequests, RotationStep, TargetState, UnpublishedCredential,
+    self, ObservedState, RotationAction, RotationPlan, RotationRequests, RotationState,
+    RotationStep, StateChange, TargetState, UnpublishedCredential,
 };
 use harvester_guest_operator::domain::credentials::secret_text::SecretText;
 use harvester_guest_operator::rancher::{
@@ -139,7 +139,7 @@ enum Next {
 struct Rotation {
     plan: RotationPlan,
     place: Where,
-    record: RotationRecord,
+    state: RotationState,
     hand: Option<(UnpublishedCredential, Option<SecretText>)>,
     /// Memory of the replica that does not lead.
     other: Option<(UnpublishedCredential, Option<SecretText>)>,
@@ -172,13 +172,13 @@ impl Rotation {
             deleting: None,
             requests: RotationRequests::default(),
         };
-        let record = RotationRecord::default();
-        Self { plan, place, record, hand: None, other: None, steps: 0, acts: Vec::new() }
+        let state = RotationState::default();
+        Self { plan, place, state, hand: None, other: None, steps: 0, acts: Vec::new() }
     }
 
     /// Whether no rotation is under way and no overlap.
     fn is_at_rest(&self) -> bool {
-        self.record.pending.is_none() && self.record.previous.is_empty()
+        self.state.pending.is_none() && self.state.previous.is_empty()
     }
 
     /// The other replica leads from now on.
@@ -206,16 +206,16 @@ impl Rotation {
         let existing = Some(known.named(&self.plan.prefix));
         let unpublished = self.hand.as_ref().map(|(hand, _)| hand.clone());
         let seen = ObservedState { now, target, existing, unpublished, ..ObservedState::default() };
-        let act = rotation::decide(&self.plan, &self.record, &seen);
+        let act = rotation::decide(&self.plan, &self.state, &seen);
         if !matches!(act, RotationAction::Wait(_)) {
             self.acts.push(format!("{now} {}", shown(&act)));
         }
         let done: Result<(), (RotationStep, String, String)> = match act {
             RotationAction::Wait(until) => return Ok(Next::Wait(until)),
-            RotationAction::Write(change, record) => {
-                self.record = *record;
-                if change == RecordChange::Named {
-                    let name = self.record.pending.as_ref().context("nothing named")?.name.clone();
+            RotationAction::Write(change, state) => {
+                self.state = *state;
+                if change == StateChange::Named {
+                    let name = self.state.pending.as_ref().context("nothing named")?.name.clone();
                     self.hand = Some((
                         UnpublishedCredential { name, ..UnpublishedCredential::default() },
                         None,
@@ -267,7 +267,7 @@ impl Rotation {
         };
         if let Err((step, name, why)) = done {
             self.acts.push(format!("{now} failed {step:?}: {why}"));
-            self.record = rotation::failed(&self.plan, &self.record, step, &name, now);
+            self.state = rotation::failed(&self.plan, &self.state, step, &name, now);
         }
         Ok(Next::Again)
     }
@@ -296,8 +296,8 @@ impl Rotation {
         Ok((known, sight, target))
     }
 
-    /// Carries out acts until nothing is left to do. What cannot be read is read again after half an
-    /// hour.
+    /// Carries out acts until nothing is left to do. What cannot be read is read again after half
+    /// an hour.
     async fn settle(&mut self, site: &mut Site) -> Result<Option<i64>> {
         for _ in 0..100 {
             match self.step(site).await? {
@@ -313,7 +313,7 @@ impl Rotation {
 /// Describes an act in few words.
 fn shown(act: &RotationAction) -> String {
     match act {
-        RotationAction::Write(change, record) => format!("records {change:?} {}", record.serial),
+        RotationAction::Write(change, state) => format!("records {change:?} {}", state.serial),
         act => format!("{act:?}"),
     }
 }
@@ -402,7 +402,7 @@ async fn year(version: Version) -> Result<()> {
     ensure!(published >= 12, "{version:?}: {:#?}", credential.acts);
     ensure!(alive.len() == 2, "{version:?}: {alive:?}");
     ensure!(!site.there.content(&site.cc).contains("-previous"), "{version:?}");
-    ensure!(credential.record.previous.is_empty() && key.record.previous.is_empty());
+    ensure!(credential.state.previous.is_empty() && key.state.previous.is_empty());
     ensure!(site.user.starts_with("u-"));
     Ok(())
 }

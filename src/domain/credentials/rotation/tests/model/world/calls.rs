@@ -41,11 +41,11 @@ impl World {
 
     pub(super) fn publish(
         &mut self,
-        record: &RotationRecord,
+        state: &RotationState,
         keep: bool,
         trouble: Option<Trouble>,
     ) -> Result<(), String> {
-        let pending = record.pending.as_ref().ok_or("no credential is pending")?;
+        let pending = state.pending.as_ref().ok_or("no credential is pending")?;
         let publishing = pending.publishing.as_ref().ok_or("not recorded as published")?;
         let hash = publishing.made.hash.clone();
         if !self.credentials[&hash].verified {
@@ -157,8 +157,8 @@ impl World {
     /// decision.
     pub(super) fn revoke(&mut self, who: usize, name: &str) {
         self.look(who);
-        let Some((record, _, seen)) = self.workers[who].looked.clone() else { return };
-        if self.decide(who, &record, &seen) != RotationAction::Revoke(name.to_owned()) {
+        let Some((state, _, seen)) = self.workers[who].looked.clone() else { return };
+        if self.decide(who, &state, &seen) != RotationAction::Revoke(name.to_owned()) {
             return;
         }
         // While the target is unfit, a deletion revokes by time alone, because nothing shows what

@@ -27,48 +27,48 @@ impl World {
         match moment {
             Moment::Any => true,
             Moment::Publication => !self.in_flight.is_empty(),
-            Moment::Revocation => !self.record.previous.is_empty(),
+            Moment::Revocation => !self.state.previous.is_empty(),
         }
     }
 
     /// Requests the deletion of the TokenRotation. `revokes`: whether the spec says `Revoke`. The
-    /// request changes the object that contains the record, so a write of an older record fails.
+    /// request changes the object, so a write that was decided from an older version fails.
     pub(super) fn remove(&mut self, revokes: bool) {
         self.plan.deleting = Some(self.now);
         self.plan.revokes = revokes;
-        self.record_version += 1;
+        self.state_version += 1;
     }
 
-    /// Removes the finalizer, if no other worker has written the record meanwhile. The workers then
+    /// Removes the finalizer, if no other worker has written the status meanwhile. The workers then
     /// have nothing to do any more.
     ///
     /// Each credential of the operator that is left must be one that stays: with `Keep`, the
     /// published one, and those in the target. At the deadline, others may be left as well, if the
-    /// report of the deletion names them, or if the record never contained them.
+    /// report of the deletion names them, or if the state never contained them.
     pub(super) fn finish(
         &mut self,
         version: u64,
-        record: &RotationRecord,
+        state: &RotationState,
         seen: &ObservedState,
     ) -> Result<(), String> {
-        if version != self.record_version {
+        if version != self.state_version {
             return Ok(());
         }
-        let is_late = self.now >= deadline(&self.plan, record);
+        let is_late = self.now >= deadline(&self.plan, state);
         self.completed = Some(if is_late { Completion::AtDeadline } else { Completion::InTime });
         self.workers = Default::default();
         let mut stays = BTreeSet::new();
         if !self.plan.revokes {
-            stays.extend(record.current.iter().map(|current| current.name.as_str()));
+            stays.extend(state.current.iter().map(|current| current.name.as_str()));
             if let TargetState::There { holds, other_tokens, .. } = &seen.target {
                 let in_target = holds.iter().map(|held| &held.hash).chain(other_tokens);
                 stays.extend(in_target.map(|hash| self.credentials[hash].name.as_str()));
             }
         }
         if is_late {
-            stays.extend(left_behind(&self.plan, record));
+            stays.extend(left_behind(&self.plan, state));
         }
-        let is_unknown = |name: &str| is_late && !knows(record, name);
+        let is_unknown = |name: &str| is_late && !knows(state, name);
         let ours = self.credentials.values().filter(|c| c.ours && c.alive);
         let left: BTreeSet<&str> = ours
             .map(|c| c.name.as_str())
@@ -82,10 +82,10 @@ impl World {
     }
 }
 
-/// Whether the record names the credential.
-pub(super) fn knows(record: &RotationRecord, name: &str) -> bool {
-    let current = record.current.iter().map(|one| &one.name);
-    let pending = record.pending.iter().map(|one| &one.name);
-    let old = record.previous.iter().map(|old| &old.name);
+/// Whether the state names the credential.
+pub(super) fn knows(state: &RotationState, name: &str) -> bool {
+    let current = state.current.iter().map(|one| &one.name);
+    let pending = state.pending.iter().map(|one| &one.name);
+    let old = state.previous.iter().map(|old| &old.name);
     current.chain(pending).chain(old).any(|one| one == name)
 }

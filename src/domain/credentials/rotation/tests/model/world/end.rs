@@ -6,7 +6,7 @@ use super::deletion::knows;
 use super::{OVERLAP, World, works};
 use crate::credentials::rotation::ready::{ReadyFacts, ReadyReason};
 use crate::credentials::rotation::{
-    ObservedState, RotationAction, RotationRecord, TargetState, idle,
+    ObservedState, RotationAction, RotationState, TargetState, idle,
 };
 use crate::credentials::timestamp::Seconds;
 
@@ -55,9 +55,9 @@ impl World {
             let mut acts = 0;
             loop {
                 self.look(who);
-                let Some((record, _, seen)) = self.workers[who].looked.clone() else { break };
-                let next = self.decide(who, &record, &seen);
-                self.check_rest(who, &record, &seen, &next)?;
+                let Some((state, _, seen)) = self.workers[who].looked.clone() else { break };
+                let next = self.decide(who, &state, &seen);
+                self.check_rest(who, &state, &seen, &next)?;
                 if matches!(next, RotationAction::Wait(_)) {
                     break;
                 }
@@ -76,24 +76,24 @@ impl World {
             }
             self.now += 1;
         }
-        Err(format!("never calm: {:?}", self.record))
+        Err(format!("never calm: {:?}", self.state))
     }
 
     /// Checks two rules while nothing changes:
     ///
     /// * If a rotation waits and is Ready, its credential works.
-    /// * A pause that follows from the record alone is not longer than a pause after a read of the
+    /// * A pause that follows from the state alone is not longer than a pause after a read of the
     ///   target. A deletion always reads the target.
     fn check_rest(
         &self,
         who: usize,
-        record: &RotationRecord,
+        state: &RotationState,
         seen: &ObservedState,
         next: &RotationAction,
     ) -> Result<(), String> {
         let (plan, now) = (&self.plan, self.now);
         let facts = ReadyFacts::default();
-        let ready = ReadyReason::of(plan, record, seen, &api::Target::default(), facts);
+        let ready = ReadyReason::of(plan, state, seen, &api::Target::default(), facts);
         let held = match &seen.target {
             TargetState::There { holds, .. } => holds.as_ref(),
             _ => None,
@@ -111,13 +111,13 @@ impl World {
             return Ok(());
         }
         let exist = |name: &String| seen.existing.iter().flatten().any(|one| one == name);
-        let is_recorded = record
+        let is_recorded = state
             .current
             .as_ref()
             .is_some_and(|one| one.hash == held.hash && (!one.ours || exist(&one.name)))
-            && seen.existing.iter().flatten().all(|name| knows(record, name));
+            && seen.existing.iter().flatten().all(|name| knows(state, name));
         let unpublished = self.workers[who].unpublished.clone();
-        let alone = idle::step_as_recorded(plan, record, unpublished, now).filter(|_| is_recorded);
+        let alone = idle::step_as_recorded(plan, state, unpublished, now).filter(|_| is_recorded);
         match (alone, next) {
             (Some(RotationAction::Wait(alone)), RotationAction::Wait(next))
                 if next.is_none_or(|next| alone.is_some_and(|alone| alone <= next)) =>
@@ -125,19 +125,19 @@ impl World {
                 Ok(())
             }
             (Some(RotationAction::Wait(alone)), _) => {
-                Err(format!("rests until {alone:?} in spite of {next:?}: {record:?}"))
+                Err(format!("rests until {alone:?} in spite of {next:?}: {state:?}"))
             }
             _ => Ok(()),
         }
     }
 
     fn is_calm(&self) -> bool {
-        let record = &self.record;
+        let state = &self.state;
         let held = self.secret.as_ref().and_then(|secret| secret.token.as_ref());
-        record.pending.is_none()
-            && record.previous.is_empty()
+        state.pending.is_none()
+            && state.previous.is_empty()
             && held.is_some_and(|hash| works(&self.credentials[hash], self.now))
-            && record.current.as_ref().map(|current| &current.hash) == held
+            && state.current.as_ref().map(|current| &current.hash) == held
     }
 
     fn one_is_left(&self) -> Result<(), String> {

@@ -88,49 +88,49 @@ impl World {
     pub(super) fn decide(
         &self,
         who: usize,
-        record: &RotationRecord,
+        state: &RotationState,
         seen: &ObservedState,
     ) -> RotationAction {
         let mut seen =
             ObservedState { unpublished: self.workers[who].unpublished.clone(), ..seen.clone() };
-        let mut record = record.clone();
+        let mut state = state.clone();
         if self.has(Fault::PublishUnverified) {
             seen.unpublished
                 .iter_mut()
                 .for_each(|unpublished| unpublished.verified = unpublished.made.is_some());
         }
         if self.has(Fault::RevokeBeforeOverlap) {
-            record.previous.iter_mut().for_each(|old| old.after = Some(0));
+            state.previous.iter_mut().for_each(|old| old.after = Some(0));
         }
         if self.has(Fault::ForgetFlight) {
-            record.previous.iter_mut().for_each(|old| old.replaces = None);
+            state.previous.iter_mut().for_each(|old| old.replaces = None);
         }
         if let TargetState::There { holds: Some(held), .. } = &mut seen.target
-            && let Some(current) = &record.current
+            && let Some(current) = &state.current
             && self.has(Fault::OverwriteForeign)
-            && record.pending.as_ref().and_then(|p| p.publishing.as_ref()).map(|p| &p.made.hash)
+            && state.pending.as_ref().and_then(|p| p.publishing.as_ref()).map(|p| &p.made.hash)
                 != Some(&held.hash)
         {
             held.hash.clone_from(&current.hash);
         }
         if let TargetState::There { holds: Some(held), .. } = &mut seen.target
             && self.has(Fault::RevokeWhatIsHeld)
-            && record.current.is_some()
-            && record.previous.iter().any(|old| old.hash.as_ref() == Some(&held.hash))
+            && state.current.is_some()
+            && state.previous.iter().any(|old| old.hash.as_ref() == Some(&held.hash))
         {
-            held.hash = record.current.clone().unwrap_or_default().hash;
+            held.hash = state.current.clone().unwrap_or_default().hash;
         }
         if self.plan.deleting.is_some() {
-            return self.decide_deletion(&record, &seen);
+            return self.decide_deletion(&state, &seen);
         }
-        let act = decide(&self.plan, &record, &seen);
+        let act = decide(&self.plan, &state, &seen);
         if self.has(Fault::FillKeptPlace)
             && matches!(act, RotationAction::Wait(_))
             && let TargetState::There { kept, .. } = &mut seen.target
         {
             *kept = None;
-            let named = decide(&self.plan, &record, &seen);
-            if matches!(named, RotationAction::Write(RecordChange::Named, _)) {
+            let named = decide(&self.plan, &state, &seen);
+            if matches!(named, RotationAction::Write(StateChange::Named, _)) {
                 return named;
             }
         }
@@ -138,18 +138,18 @@ impl World {
     }
 
     /// Decision after the deletion of the TokenRotation was requested.
-    fn decide_deletion(&self, record: &RotationRecord, seen: &ObservedState) -> RotationAction {
+    fn decide_deletion(&self, state: &RotationState, seen: &ObservedState) -> RotationAction {
         if self.has(Fault::FinishAtOnce) {
             return RotationAction::Finish;
         }
-        let (mut plan, mut record) = (self.plan.clone(), record.clone());
+        let (mut plan, mut state) = (self.plan.clone(), state.clone());
         if self.has(Fault::RevokeInFlight) {
-            for old in record.previous.iter_mut().filter(|old| old.replaces.is_some()) {
+            for old in state.previous.iter_mut().filter(|old| old.replaces.is_some()) {
                 old.after = Some(seen.now);
             }
         }
         plan.revokes |= self.has(Fault::RevokeWhatStays);
         plan.revokes &= !self.has(Fault::KeepWhatMustGo);
-        decide(&plan, &record, seen)
+        decide(&plan, &state, seen)
     }
 }

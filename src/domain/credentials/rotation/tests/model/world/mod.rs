@@ -1,4 +1,4 @@
-//! State of the model: an issuer, a target, a record, and two workers.
+//! State of the model: an issuer, a target, the recorded state, and two workers.
 
 mod calls;
 mod deletion;
@@ -73,9 +73,9 @@ struct Secret {
 
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// Last read that the worker has not acted on yet. Field 0: record. Field 1: version of the
-    /// record. Field 2: observed state.
-    looked: Option<(RotationRecord, u64, ObservedState)>,
+    /// Last read that the worker has not acted on yet. Field 0: recorded state. Field 1: its
+    /// version. Field 2: observed state.
+    looked: Option<(RotationState, u64, ObservedState)>,
     unpublished: Option<UnpublishedCredential>,
     trouble: Option<Trouble>,
 }
@@ -107,8 +107,8 @@ pub struct World {
     credentials: BTreeMap<String, Credential>,
     secret: Option<Secret>,
     versions: u64,
-    record: RotationRecord,
-    record_version: u64,
+    state: RotationState,
+    state_version: u64,
     workers: [Worker; 2],
     in_flight: Vec<Flight>,
     /// Whether each write ends within `SURELY_ANSWERED`. Only the decision for a deletion relies on
@@ -155,8 +155,8 @@ impl World {
             credentials: BTreeMap::new(),
             secret: None,
             versions: 0,
-            record: RotationRecord::default(),
-            record_version: 0,
+            state: RotationState::default(),
+            state_version: 0,
             workers: Default::default(),
             in_flight: Vec::new(),
             has_short_flights: life == Life::Deleted,
@@ -247,24 +247,24 @@ impl World {
         }
     }
 
-    /// Reads first the target and then the record, so the record may be newer than the target.
-    /// Reads nothing after the completion of a deletion.
+    /// Reads first the target and then the recorded state, so the state may be newer than the
+    /// target. Reads nothing after the completion of a deletion.
     fn look(&mut self, who: usize) {
         if self.completed.is_some() {
             return;
         }
         let seen = self.seen(None);
-        self.workers[who].looked = Some((self.record.clone(), self.record_version, seen));
+        self.workers[who].looked = Some((self.state.clone(), self.state_version, seen));
     }
 
     fn act(&mut self, who: usize) -> Result<(), String> {
-        let Some((record, version, mut seen)) = self.workers[who].looked.take() else {
+        let Some((state, version, mut seen)) = self.workers[who].looked.take() else {
             self.look(who);
             return Ok(());
         };
         // Time may have passed since the worker read the state.
         seen.now = self.now;
-        let act = self.decide(who, &record, &seen);
+        let act = self.decide(who, &state, &seen);
         let trouble = match act {
             RotationAction::Wait(_) | RotationAction::Finish => None,
             _ => self.workers[who].trouble.take(),
@@ -281,19 +281,19 @@ impl World {
         };
         if let Some(step) = step.filter(|_| refused) {
             let name = if let RotationAction::Revoke(name) = &act { name } else { "" };
-            let next = failed(&self.plan, &record, step, name, self.now);
+            let next = failed(&self.plan, &state, step, name, self.now);
             self.write(who, version, next, &seen);
             return Ok(());
         }
         match act {
             RotationAction::Write(change, next) if !refused => {
-                if self.has(Fault::MintUnrecorded) && change == RecordChange::Named {
+                if self.has(Fault::MintUnrecorded) && change == StateChange::Named {
                     let name = next.pending.clone().unwrap_or_default().name;
                     self.workers[who].unpublished = Some(self.mint(&name)?);
                 }
                 let current = next.current.clone().unwrap_or_default();
-                let leak = next.done.leaked != record.done.leaked;
-                let named = (change == RecordChange::Named).then(|| next.pending.clone()).flatten();
+                let leak = next.done.leaked != state.done.leaked;
+                let named = (change == StateChange::Named).then(|| next.pending.clone()).flatten();
                 if self.write(who, version, *next, &seen) && !lost {
                     if let Some(pending) = named {
                         let unpublished = UnpublishedCredential {
@@ -302,9 +302,9 @@ impl World {
                         };
                         self.workers[who].unpublished = Some(unpublished);
                     }
-                    self.published += u64::from(change == RecordChange::Published);
+                    self.published += u64::from(change == StateChange::Published);
                 }
-                if leak && self.record.current.as_ref() == Some(&current) {
+                if leak && self.state.current.as_ref() == Some(&current) {
                     // A report of a leak is about all credentials except the new one.
                     for (hash, credential) in &mut self.credentials {
                         credential.leaked |= *hash != current.hash;
@@ -326,15 +326,15 @@ impl World {
                 {
                     return Err(format!("{} is dead, and stays in the target", held.hash));
                 }
-                self.publish(&record, keep, trouble)?;
+                self.publish(&state, keep, trouble)?;
             }
             RotationAction::Restart => {
-                let next = after_restart(&self.plan, &record, self.now);
+                let next = after_restart(&self.plan, &state, self.now);
                 self.write(who, version, next, &seen);
             }
             RotationAction::DropOld => self.drop_kept(&seen),
             RotationAction::Revoke(name) => self.revoke(who, &name),
-            RotationAction::Finish => self.finish(version, &record, &seen)?,
+            RotationAction::Finish => self.finish(version, &state, &seen)?,
             RotationAction::Write(..) | RotationAction::Wait(_) => {}
         }
         Ok(())
@@ -344,18 +344,18 @@ impl World {
         &mut self,
         who: usize,
         version: u64,
-        next: RotationRecord,
+        next: RotationState,
         seen: &ObservedState,
     ) -> bool {
-        if version != self.record_version {
+        if version != self.state_version {
             return false;
         }
-        self.record_version += 1;
+        self.state_version += 1;
         self.named.extend(next.pending.iter().map(|pending| pending.name.clone()));
-        self.record = next.clone();
-        // The worker goes on with the record that it has just written, and with the state of the
-        // target that it read before.
-        self.workers[who].looked = Some((next, self.record_version, seen.clone()));
+        self.state = next.clone();
+        // The worker goes on with the state that it has just written, and with the target as it
+        // was read before.
+        self.workers[who].looked = Some((next, self.state_version, seen.clone()));
         true
     }
 }
