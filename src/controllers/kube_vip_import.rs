@@ -124,9 +124,9 @@ async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<Strin
     Ok(created)
 }
 
-/// Records in a pool which LoadBalancer had each address of the pool before. Without this record, a
-/// LoadBalancer could get a new address in place of its former one. The ledger task merges the
-/// record into the pool's ledger.
+/// Records in a pool which LoadBalancer had each address of the pool before. Otherwise, a
+/// LoadBalancer could get a new address in place of its former one. The ledger task merges these
+/// entries into the pool's ledger.
 async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     let mut tries = 0;
     let error = loop {

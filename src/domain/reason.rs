@@ -339,11 +339,11 @@ pub const DELETING: &str = "Deleting";
 /// Suffix of [`other_controller`]'s text, if the CRD of IPPool still has the status subresource.
 /// The other controller writes the status by updates of the whole IPPool, and the API server drops
 /// the status from such updates.
-pub const STATUS_DROPPED: &str = ". IPPool has a status subresource in this cluster, so the API server silently drops the records of that controller, which may then allocate one address twice: restore Harvester's CRD, or stop that controller";
+pub const STATUS_DROPPED: &str = ". IPPool has a status subresource in this cluster, so the API server silently drops the ledgers of that controller, which may then allocate one address twice: restore Harvester's CRD, or stop that controller";
 
 /// Suffix of [`other_controller`]'s text, if the operator has removed the status subresource of
 /// IPPool.
-pub const STATUS_KEPT: &str = ". IPPool had a status subresource in this cluster, with which the API server silently drops the records of that controller: the operator has removed the subresource from the CRD, so that no address is allocated twice";
+pub const STATUS_KEPT: &str = ". IPPool had a status subresource in this cluster, with which the API server silently drops the ledgers of that controller: the operator has removed the subresource from the CRD, so that no address is allocated twice";
 
 /// Text of the condition and the Event which report that another client has overwritten the
 /// operator's spec of a CRD.

@@ -65,20 +65,20 @@ impl LeaseHolderWatch {
             self.metrics.leadership.other_controller.reset();
             if let Some(holder) = &holder {
                 self.metrics.leadership.other_controller.with_label_values(&[holder]).set(1);
-                let records = self.keep_records().await;
-                self.report_holder(holder, records);
+                let suffix = self.without_subresource().await;
+                self.report_holder(holder, suffix);
             }
             tokio::select! {
                 changed = other.changed() => if changed.is_err() { return },
                 () = self.answer_for(holder.as_deref()) => {}
-                () = self.watch_records(holder.as_deref()) => {}
+                () = self.watch_subresource(holder.as_deref()) => {}
             }
         }
     }
 
-    fn report_holder(&self, holder: &str, records: &str) {
+    fn report_holder(&self, holder: &str, suffix: &str) {
         let (namespace, name) = &self.lease;
-        let note = format!("{}{records}", reason::other_controller(holder));
+        let note = format!("{}{suffix}", reason::other_controller(holder));
         tracing::warn!(lease = format!("{namespace}/{name}"), holder, "{note}");
         let lease = ObjectReference {
             api_version: Some("coordination.k8s.io/v1".to_owned()),
@@ -94,23 +94,23 @@ impl LeaseHolderWatch {
     /// because a chart or an admin may have added the subresource. `holder`: identity of the other
     /// controller that holds the Lease. `None`: there is no such controller, and this future never
     /// ends.
-    async fn watch_records(&self, holder: Option<&str>) {
+    async fn watch_subresource(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
             tokio::time::sleep(CHECK_FORM).await;
-            let records = self.keep_records().await;
-            if !records.is_empty() {
-                self.report_holder(holder, records);
+            let suffix = self.without_subresource().await;
+            if !suffix.is_empty() {
+                self.report_holder(holder, suffix);
             }
         }
     }
 
     /// Removes the status subresource from IPPool's CRD. The Go controller writes the status with
     /// plain updates (`pkg/ipam/store/store.go`, `Reserve`). Where the CRD has the subresource, the
-    /// API server drops the status of a plain update. Returns the text for the log and the Event:
-    /// the subresource was removed, or could not be removed. Empty: the CRD had no status
-    /// subresource.
-    async fn keep_records(&self) -> &'static str {
+    /// API server drops the status of a plain update. Returns the suffix of the text for the log
+    /// and the Event: the subresource was removed, or could not be removed. Empty: the CRD had no
+    /// status subresource.
+    async fn without_subresource(&self) -> &'static str {
         match self.remove_subresource().await {
             Ok(false) => "",
             Ok(true) => reason::STATUS_KEPT,

@@ -45,14 +45,14 @@ pub fn form(stored: &Value) -> CrdForm {
 /// either.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
-    let record = annotations[ANNOTATION_FORM].as_str();
-    let record = record.and_then(|record| serde_json::from_str::<Value>(record).ok());
-    let mut record = record.filter(Value::is_object).unwrap_or_else(|| json!({}));
-    record["versions"] = stored["spec"]["versions"].clone();
+    let former = annotations[ANNOTATION_FORM].as_str();
+    let former = former.and_then(|former| serde_json::from_str::<Value>(former).ok());
+    let mut former = former.filter(Value::is_object).unwrap_or_else(|| json!({}));
+    former["versions"] = stored["spec"]["versions"].clone();
     json!({
         "metadata": {
             "resourceVersion": stored["metadata"]["resourceVersion"],
-            "annotations": {ANNOTATION_FORM: record.to_string(), ANNOTATION_STATUS_REMOVED: null},
+            "annotations": {ANNOTATION_FORM: former.to_string(), ANNOTATION_STATUS_REMOVED: null},
         },
         "spec": {"versions": ours},
     })
@@ -82,29 +82,29 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let release = RELEASE.map(|key| &operator["metadata"]["annotations"][key]);
     let before = annotations[ANNOTATION_FORM].as_str();
-    let before = before.and_then(|record| serde_json::from_str::<Value>(record).ok());
-    let mut record = json!({
+    let before = before.and_then(|before| serde_json::from_str::<Value>(before).ok());
+    let mut former = json!({
         "versions": stored["spec"]["versions"],
         "managedBy": stored["metadata"]["labels"][MANAGED_BY],
         "release": RELEASE.map(|key| &annotations[key]),
     });
     if let Some(before) = before {
         if is_operators(stored) {
-            record["versions"] = before["versions"].clone();
+            former["versions"] = before["versions"].clone();
         }
         // A program that puts another form back may leave the label and annotations of the
-        // operator's Helm release. In that case, the new record keeps Helm's values of the earlier
-        // record.
+        // operator's Helm release. In that case, the annotation keeps Helm's values from
+        // before.
         if RELEASE.map(|key| &annotations[key]) == release {
-            record["managedBy"] = before["managedBy"].clone();
-            record["release"] = before["release"].clone();
+            former["managedBy"] = before["managedBy"].clone();
+            former["release"] = before["release"].clone();
         }
     }
-    let record = record.to_string();
+    let former = former.to_string();
     let mut patch = json!({
         "metadata": {
             "resourceVersion": stored["metadata"]["resourceVersion"],
-            "annotations": {ANNOTATION_FORM: record, ANNOTATION_STATUS_REMOVED: null},
+            "annotations": {ANNOTATION_FORM: former, ANNOTATION_STATUS_REMOVED: null},
         },
         "spec": {"versions": ours},
     });
@@ -119,23 +119,23 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
 
 /// Merge patch that puts back what [`adopted`] recorded: the versions, and Helm's label and
 /// annotations. If Harvester's chart has already put back a form of its own, the CRD keeps that
-/// form. Harvester's form may be newer than the recorded form. `None`: there is no record.
+/// form. Harvester's form may be newer than the recorded form. `None`: no form was recorded.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
-    let record = metadata["annotations"][ANNOTATION_FORM].as_str()?;
-    let record: Value = serde_json::from_str(record).ok()?;
+    let former = metadata["annotations"][ANNOTATION_FORM].as_str()?;
+    let former: Value = serde_json::from_str(former).ok()?;
     let mut patch = json!({
         "metadata": {
             "resourceVersion": metadata["resourceVersion"],
-            "labels": {MANAGED_BY: record["managedBy"]},
+            "labels": {MANAGED_BY: former["managedBy"]},
             "annotations": {ANNOTATION_FORM: null, ANNOTATION_STATUS_REMOVED: null},
         },
     });
     for (index, key) in RELEASE.into_iter().enumerate() {
-        patch["metadata"]["annotations"][key] = record["release"][index].clone();
+        patch["metadata"]["annotations"][key] = former["release"][index].clone();
     }
     if is_operators(stored) {
-        patch["spec"] = json!({"versions": record["versions"]});
+        patch["spec"] = json!({"versions": former["versions"]});
     }
     Some(patch)
 }
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_form_of_the_operator_keeps_the_record_of_harvesters() {
+    fn a_newer_form_of_the_operator_keeps_the_form_of_harvester() {
         let adopted = adopt(adopt(stored(), &ours("a")), &ours("b"));
         assert_eq!(adopted["spec"]["versions"], ours("b"));
         let patch = restored(&adopted).unwrap();

@@ -32,8 +32,7 @@ const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
 
-/// Record of the configurations that were written, and of the repairs after changes by other
-/// clients.
+/// Configurations that were written, and their repairs after changes by other clients.
 #[derive(Default)]
 pub(super) struct Repairs {
     /// Map from a configuration to the desired content that this replica last wrote to the

@@ -173,7 +173,7 @@ impl TakeoverClient {
 
     async fn set_chart(&self, stop: bool) -> anyhow::Result<()> {
         let Some(stored) = self.managed_chart().await? else { return Ok(()) };
-        let (values, record) = if stop {
+        let (values, former) = if stop {
             let before = managed(&stored).before.unwrap_or_else(|| managed(&stored).values);
             (ManagedChart::stopped(), Some(before.to_string()))
         } else {
@@ -184,7 +184,7 @@ impl TakeoverClient {
         let patch = json!({
             "metadata": {
                 "resourceVersion": stored.resource_version(),
-                "annotations": {ANNOTATION_VALUES: record},
+                "annotations": {ANNOTATION_VALUES: former},
             },
             "spec": {"values": {SUB_CHART: values}},
         });
@@ -220,14 +220,14 @@ impl TakeoverClient {
         };
         let Some(stored) = stored else { return Ok(()) };
         let seen = replicas(&stored);
-        let record = match start {
+        let former = match start {
             Some(_) => None,
             None => Some(seen.before.unwrap_or(seen.wanted).to_string()),
         };
         let patch = json!({
             "metadata": {
                 "resourceVersion": stored.resource_version(),
-                "annotations": {ANNOTATION_REPLICAS: record},
+                "annotations": {ANNOTATION_REPLICAS: former},
             },
             "spec": {"replicas": start.unwrap_or(0)},
         });

@@ -96,8 +96,8 @@ impl ManagedChart {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
-    /// Merge patch that puts back the recorded values of the sub-chart. If the record lacks a
-    /// value, the patch has null, which removes the present value. Null: there is no record.
+    /// Merge patch that puts back the recorded values of the sub-chart. If no value
+    /// was recorded, the patch has null, which removes the present value. Null: none was recorded.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
