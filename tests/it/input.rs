@@ -155,8 +155,8 @@ async fn an_unreadable_object_does_not_affect_others() -> Result<()> {
 async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
-    let leak = json!({"status": {"allocated": {"10.1.0.9": "default/gone"}}});
-    cluster.patch_pool_status("pool", leak).await?;
+    let orphan = json!({"status": {"allocated": {"10.1.0.9": "default/gone"}}});
+    cluster.patch_pool_status("pool", orphan).await?;
     let log = Some("info,harvester_guest_operator=debug".to_owned());
     let operator = cluster.standby(Start { log, ..Start::default() }).await?;
     operator.leads().await?;

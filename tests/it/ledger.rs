@@ -1,4 +1,4 @@
-//! The ledger against the world: edited, wiped, inherited, leaked, and under a pool that goes.
+//! The ledger against the world: edited, wiped, inherited, orphaned, and under a pool that goes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -14,8 +14,8 @@ use testbed::{Call, Proxy, Stalls, Start, Verdict, eventually};
 
 use crate::support::{Cluster, LATER, SOON, lb, settled, shows};
 
-/// Number of claims that [`leak`] writes.
-const LEAKED: u32 = 5_000;
+/// Number of claims that [`make_orphans`] writes.
+const ORPHANS: u32 = 5_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_status_edited_by_hand_is_put_right_and_no_address_moves() -> Result<()> {
@@ -180,7 +180,7 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
     cluster.lb("lb").await?;
     assert_eq!(cluster.address("lb").await?, "10.1.0.2");
     operator.process.terminate(SOON).await?;
-    let leaked = json!({
+    let orphans = json!({
         "allocated": {
             "10.1.0.50": "default/gone",
             "10.1.0.51": "nowhere/gone",
@@ -190,7 +190,7 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
         },
         "allocatedOwners": {"10.1.0.51": "7", "10.1.0.53": "8"},
     });
-    cluster.patch_pool_status("pool", json!({"status": leaked})).await?;
+    cluster.patch_pool_status("pool", json!({"status": orphans})).await?;
     let operator = cluster.operator().await?;
     cluster.consistent().await?;
     assert_eq!(
@@ -209,9 +209,9 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
 /// A new LoadBalancer gets its address within the 10 s after which a guest gives up, however many
 /// claims are to be looked up, and also beside seven other tests.
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_of_leaked_claims_are_freed_without_delay_for_others() -> Result<()> {
+async fn thousands_of_orphans_are_freed_without_delay_for_others() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let guest = leak(&cluster).await?;
+    let guest = make_orphans(&cluster).await?;
     let stalls = Stalls::watch()?;
     let operator = cluster.operator().await?;
     let led = Instant::now();
@@ -221,26 +221,26 @@ async fn thousands_of_leaked_claims_are_freed_without_delay_for_others() -> Resu
         cluster.address(name).await?;
         let took = stalls.elapsed(asked);
         println!("{name} has its address {took:?} after it was created");
-        // Beside the other tests. The bound of a test that runs alone is in `alone::leaked`.
+        // Beside the other tests. The bound of a test that runs alone is in `alone::orphans`.
         ensure!(took < Duration::from_secs(10), "{name}: {took:?}");
     }
-    let left = cluster.allocated("leaky").await?.len();
-    ensure!(left > 0, "the leaked claims were freed before the three had their addresses");
-    eventually(LATER, "release of the leaked claims", async || {
-        let left = cluster.allocated("leaky").await?.len();
+    let left = cluster.allocated("orphaned").await?.len();
+    ensure!(left > 0, "the orphans were freed before the three had their addresses");
+    eventually(LATER, "release of the orphans", async || {
+        let left = cluster.allocated("orphaned").await?.len();
         anyhow::Ok(left == 0)
     })
     .await?;
-    println!("all {LEAKED} are freed {:?} after the term began", led.elapsed());
-    let freed = f64::from(LEAKED);
+    println!("all {ORPHANS} are freed {:?} after the term began", led.elapsed());
+    let freed = f64::from(ORPHANS);
     shows(&operator, "hgo_ledger_repairs_total", &["orphan"], |count| count == freed).await?;
     cluster.consistent().await
 }
 
-/// The API server does not answer lookups of leaked claims: eight are in progress, the others wait,
-/// and a new LoadBalancer waits for none of them.
+/// The API server does not answer lookups of orphans: eight are in progress, the others wait, and a
+/// new LoadBalancer waits for none of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn leaked_claims_are_looked_up_eight_at_a_time_beside_the_work() -> Result<()> {
+async fn orphans_are_looked_up_eight_at_a_time_beside_the_work() -> Result<()> {
     const AT_ONCE: usize = 8;
     let cluster = Cluster::start().await?;
     let proxy = Proxy::start(&cluster.bed).await?;
@@ -269,7 +269,7 @@ async fn leaked_claims_are_looked_up_eight_at_a_time_beside_the_work() -> Result
     }
     proxy.clear_rule();
     let names = ["first", "second", "third"].map(|name| format!("default/{name}"));
-    eventually(LATER, "release of the leaked claims", async || {
+    eventually(LATER, "release of the orphans", async || {
         let left = cluster.allocated("pool").await?;
         anyhow::Ok(left.len() == names.len() && left.values().all(|owner| names.contains(owner)))
     })
@@ -277,7 +277,7 @@ async fn leaked_claims_are_looked_up_eight_at_a_time_beside_the_work() -> Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_admin_can_free_what_leaked_and_only_that() -> Result<()> {
+async fn an_admin_can_free_an_orphan_and_only_that() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let _operator = cluster.operator().await?;
@@ -297,10 +297,10 @@ async fn an_admin_can_free_what_leaked_and_only_that() -> Result<()> {
         })
         .await
     };
-    let leak = json!({"allocated": {"10.1.0.9": "default/gone"}});
-    cluster.patch_pool_status("pool", json!({"status": leak})).await?;
+    let orphan = json!({"allocated": {"10.1.0.9": "default/gone"}});
+    cluster.patch_pool_status("pool", json!({"status": orphan})).await?;
     ask(json!("10.1.0.9: default/gone")).await?;
-    settled("release of the leaked claim").await?;
+    settled("release of the orphan").await?;
     let only_lb = strings([("10.1.0.2", "default/lb")]);
     assert_eq!(cluster.allocated("pool").await?, only_lb);
     ask(json!("10.1.0.9: default/gone")).await?;
@@ -417,17 +417,17 @@ async fn a_pool_that_shrinks_under_an_address_leaves_it_alone_and_never_gives_it
     cluster.consistent().await
 }
 
-/// Creates the pools `leaky` and `other`, and writes [`LEAKED`] claims of LoadBalancers that do not
-/// exist into the ledger of `leaky`. Returns the spec of a LoadBalancer that takes its address from
-/// `other`.
-pub(crate) async fn leak(cluster: &Cluster) -> Result<Value> {
-    cluster.pool_with("leaky", json!({"ranges": [{"subnet": "10.2.0.0/16"}]})).await?;
+/// Creates the pools `orphaned` and `other`, and writes [`ORPHANS`] claims of LoadBalancers that do
+/// not exist into the ledger of `orphaned`. Returns the spec of a LoadBalancer that takes its
+/// address from `other`.
+pub(crate) async fn make_orphans(cluster: &Cluster) -> Result<Value> {
+    cluster.pool_with("orphaned", json!({"ranges": [{"subnet": "10.2.0.0/16"}]})).await?;
     cluster.pool_with("other", json!({"ranges": [{"subnet": "10.3.0.0/24"}]})).await?;
     let first = u32::from(Ipv4Addr::new(10, 2, 1, 0));
-    let claims = (0..LEAKED)
+    let claims = (0..ORPHANS)
         .map(|i| (Ipv4Addr::from(first + i).to_string(), json!(format!("default/gone-{i}"))));
     let allocated = Value::Object(claims.collect());
-    cluster.patch_pool_status("leaky", json!({"status": {"allocated": allocated}})).await?;
+    cluster.patch_pool_status("orphaned", json!({"status": {"allocated": allocated}})).await?;
     Ok(json!({"workloadType": "cluster", "ipPool": "other"}))
 }
 

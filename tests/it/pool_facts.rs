@@ -93,18 +93,18 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
     assert!(said.starts_with("spec.ranges: allocated IP 10.1.0.10 (default/one)"), "{said}");
     let said = refusal(&ask(&at, Operation::Delete, "held", None, Some(&old)).await?);
     assert!(said.contains("10.1.0.10 (default/one), 10.1.0.11 (default/two)"), "{said}");
-    // A LoadBalancer that the view does not show yet is read from the API server; a leaked claim
+    // A LoadBalancer that the view does not show yet is read from the API server; an orphan
     // blocks nothing.
-    let mut leaked = old.clone();
-    leaked["status"]["allocated"] = json!({"10.1.0.12": "default/gone", "10.1.0.13": "no name"});
+    let mut orphaned = old.clone();
+    orphaned["status"]["allocated"] = json!({"10.1.0.12": "default/gone", "10.1.0.13": "no name"});
     assert_eq!(
-        ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?,
+        ask(&at, Operation::Delete, "held", None, Some(&orphaned)).await?,
         AdmissionAnswer::default()
     );
-    leaked["status"]["allocated"] = json!({"10.1.0.10": "default/one"});
-    leaked["status"]["allocatedOwners"] = json!({"10.1.0.10": "another uid"});
+    orphaned["status"]["allocated"] = json!({"10.1.0.10": "default/one"});
+    orphaned["status"]["allocatedOwners"] = json!({"10.1.0.10": "another uid"});
     assert_eq!(
-        ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?,
+        ask(&at, Operation::Delete, "held", None, Some(&orphaned)).await?,
         AdmissionAnswer::default()
     );
     let mut released = old.clone();

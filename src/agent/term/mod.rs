@@ -258,7 +258,7 @@ impl<'a> AgentTerm<'a> {
             LinkChange::Gone(link)
                 if self.parent.as_ref().is_some_and(|p| p.index == link.index) =>
             {
-                self.orphaned();
+                self.interface_removed();
             }
             LinkChange::Gone(link) => {
                 let Some(mac) = link.mac.filter(|mac| link.name == name(*mac)) else { return };
@@ -276,7 +276,7 @@ impl<'a> AgentTerm<'a> {
                     .collect();
                 match links.into_iter().find(|link| link.name == *interface) {
                     Some(parent) => self.changed(LinkChange::Is(parent)),
-                    None if self.parent.is_some() => self.orphaned(),
+                    None if self.parent.is_some() => self.interface_removed(),
                     None => {}
                 }
                 let gone = self.leases.keys().filter(|mac| !there.contains(mac)).copied();
@@ -290,7 +290,7 @@ impl<'a> AgentTerm<'a> {
 
     /// Closes the socket, because the agent's interface was removed. Each client learns that its
     /// link has no carrier.
-    fn orphaned(&mut self) {
+    fn interface_removed(&mut self) {
         let interface = &self.agent.settings.interface;
         tracing::warn!(interface, "the interface was removed, and with it the links of all leases");
         self.parent = None;

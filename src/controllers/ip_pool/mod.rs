@@ -60,8 +60,8 @@ pub struct LedgerTask {
     crd_is_replaced: Option<bool>,
     /// Task that asks the API server for the LoadBalancers of claims that may be orphans.
     sweeper: Option<AbortOnDropHandle<()>>,
-    /// Leaked claims that pools keep because of their annotation, by pool. The last sweep found
-    /// these claims. Log and Events report a pool only if its kept claims differ from these.
+    /// Orphans that pools keep because of their annotation, by pool. The last sweep found these
+    /// claims. Log and Events report a pool only if its kept claims differ from these.
     kept: BTreeMap<String, BTreeSet<Claim>>,
 }
 

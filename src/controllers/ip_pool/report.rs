@@ -77,8 +77,8 @@ impl LedgerTask {
         }
     }
 
-    /// Reports the leaked claims that pools keep because of their annotation, by a log line and an
-    /// Event for each pool. A pool is reported only if its kept claims have changed since the last
+    /// Reports the orphans that pools keep because of their annotation, by a log line and an Event
+    /// for each pool. A pool is reported only if its kept claims have changed since the last
     /// sweep.
     pub(super) fn report_kept(&mut self, orphans: Vec<(Claim, Owner)>) {
         let mut by_pool: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
@@ -90,7 +90,7 @@ impl LedgerTask {
             let claims: BTreeSet<Claim> = orphans.iter().map(|(claim, _)| claim.clone()).collect();
             if self.kept.get(&pool) != Some(&claims) {
                 let note = kept_note(&pool, &orphans);
-                tracing::warn!(pool, note, "orphaned claims kept");
+                tracing::warn!(pool, note, "orphans kept");
                 self.ctx.events.warning(self.reference(&pool), "OrphansKept", note);
             }
             kept.insert(pool, claims);

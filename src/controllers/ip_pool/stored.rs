@@ -25,7 +25,7 @@ pub(super) struct StoredPool {
     /// Condition with the reason why the manual release was refused. `None`: no release was
     /// refused.
     pub(super) notice: Option<Condition>,
-    /// Whether the pool keeps its leaked claims, because it has the annotation
+    /// Whether the pool keeps its orphans, because it has the annotation
     /// [`ANNOTATION_KEEP_ORPHANS`].
     pub(super) keeps_orphans: bool,
 }

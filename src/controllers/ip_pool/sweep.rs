@@ -67,7 +67,7 @@ impl LedgerTask {
         for orphan in freed {
             let OrphanClaim { claim, owner, .. } = orphan;
             self.ctx.metrics.repairs.with_label_values(&["orphan"]).inc();
-            tracing::warn!(pool = claim.pool, ip = %claim.ip, owner = owner.name, "orphaned claim freed");
+            tracing::warn!(pool = claim.pool, ip = %claim.ip, owner = owner.name, "orphan freed");
             pools.entry(&claim.pool).or_default().push(orphan);
         }
         for (pool, orphans) in pools {

@@ -1,4 +1,4 @@
-//! The annotation by which an admin releases a leaked address: `<ip>: <namespace>/<name>`.
+//! The annotation by which an admin releases the address of an orphan: `<ip>: <namespace>/<name>`.
 
 use std::net::IpAddr;
 

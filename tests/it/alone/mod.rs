@@ -3,7 +3,7 @@
 
 mod closing;
 mod hostile;
-mod leaked;
+mod orphans;
 mod strangers;
 mod tenant;
 mod waits;

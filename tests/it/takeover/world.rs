@@ -99,8 +99,8 @@ async fn lbs(cluster: &Cluster) -> Result<()> {
         .await?;
     let recorded = |number: &u32| !matches!(fault(*number), Fault::NoRecord | Fault::Double);
     let claims = (0..LBS).filter(recorded).map(|i| (ip(i), json!(format!("default/w-{i}"))));
-    let leaks = (0..LBS / EACH).map(|i| (ip(LBS + i), json!(format!("default/gone-{i}"))));
-    let allocated: serde_json::Map<String, Value> = claims.chain(leaks).collect();
+    let orphans = (0..LBS / EACH).map(|i| (ip(LBS + i), json!(format!("default/gone-{i}"))));
+    let allocated: serde_json::Map<String, Value> = claims.chain(orphans).collect();
     let status = json!({
         "total": 65_533, "available": 65_533 - allocated.len(),
         "lastAllocated": ip(LBS), "allocated": allocated,

@@ -7,7 +7,7 @@
 //!   labelled, annotated, finalized and corrected;
 //! * no rule about the spec refuses a request of the operator, or a request that completes a
 //!   deletion;
-//! * a leaked claim (its LoadBalancer no longer exists) is no reason for a refusal;
+//! * an orphan (a claim whose LoadBalancer no longer exists) is no reason for a refusal;
 //! * an address that the host leased by DHCP is in no ledger, so no range may newly include it.
 
 mod cluster_networks;
@@ -347,7 +347,7 @@ fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     answer.refuse(
         format!("status.{field}"),
         format!(
-            "is the operator's record of the pool's claims, and only the operator writes it: leave the status as it is; release a leaked address by the annotation {ANNOTATION_MANUAL_RELEASE}"
+            "is the operator's ledger of the pool's claims, and only the operator writes it: leave the status as it is; release the address of a LoadBalancer that no longer exists by the annotation {ANNOTATION_MANUAL_RELEASE}"
         ),
     );
     Some(answer)

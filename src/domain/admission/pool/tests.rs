@@ -269,7 +269,7 @@ fn who_would_lose_an_address_is_named() {
             "spec.ranges: allocated IP 10.0.0.16 (ns/lb16), 10.0.0.17 (ns/lb17), 10.0.0.18 (ns/lb18) and 2 more is excluded: keep these addresses in the ranges until they are released"
         ]
     );
-    // Leaked claims cause no refusal. A claim that was already outside the ranges is not at stake.
+    // Orphans cause no refusal. A claim that was already outside the ranges is not at stake.
     assert_eq!(refusals(&question.answer(&PoolRuleFacts::default())), Vec::<String>::new());
     let mut further = shrunk.clone();
     further["spec"]["ranges"] = range(10, 14);

@@ -1,5 +1,5 @@
-//! Time until LoadBalancers of one pool have their addresses, while another pool is full of leaked
-//! claims.
+//! Time until LoadBalancers of one pool have their addresses, while another pool is full of
+//! orphans.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use testbed::{Stalls, Start, eventually};
 
-use crate::ledger::leak;
+use crate::ledger::make_orphans;
 use crate::support::{Cluster, SOON};
 
 /// Longest time from the beginning of leadership to an address.
@@ -15,9 +15,9 @@ const WITHIN: Duration = Duration::from_secs(3);
 
 /// One LoadBalancer is older than the leader's term, and the other is created in the term.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_comes_within_three_seconds_of_leading_whatever_has_leaked() -> Result<()> {
+async fn an_address_comes_within_three_seconds_of_leading_beside_any_orphans() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let guest = leak(&cluster).await?;
+    let guest = make_orphans(&cluster).await?;
     cluster.lb_with("older", guest.clone()).await?;
     let stalls = Stalls::watch()?;
     let operator = cluster.standby(Start::default()).await?;
@@ -40,7 +40,7 @@ async fn an_address_comes_within_three_seconds_of_leading_whatever_has_leaked() 
         println!("{name} has its address {took:?} after the term began");
         ensure!(took < WITHIN, "{name}: {took:?}");
     }
-    let left = cluster.allocated("leaky").await?.len();
-    ensure!(left > 0, "the leaked claims were freed before the addresses came");
+    let left = cluster.allocated("orphaned").await?.len();
+    ensure!(left > 0, "the orphans were freed before the addresses came");
     Ok(())
 }
