@@ -20,7 +20,7 @@ mod snapshot;
 mod status_writer;
 mod steps;
 mod target;
-mod token_probe;
+mod token_check;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -97,8 +97,8 @@ struct RotationContext {
     /// earliest time for the next rotation that is added to field 0.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: FailedReconciles<Name>,
-    /// Probes of the tokens in use in Ranchers.
-    probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
+    /// Checks of the tokens in use in Ranchers.
+    checks: Mutex<HashMap<Name, token_check::TokenCheck>>,
     /// State of each rotation after its last reconcile, by the rotation's name. Field 0 of a value:
     /// resourceVersion. Field 1: time until which the rotation needs no further reconcile.
     resting: Mutex<HashMap<Name, (String, Instant)>>,
@@ -119,7 +119,7 @@ pub(super) async fn run(ctx: Context) {
         clock: Mutex::default(),
         turns: Mutex::new((HashMap::new(), Instant::now())),
         failures: FailedReconciles::new("token_rotation", FIRST_RETRY, &ctx.metrics),
-        probes: Mutex::default(),
+        checks: Mutex::default(),
         resting: Mutex::default(),
     });
     let listed = Notify::new();
@@ -313,7 +313,7 @@ impl RotationContext {
         self.end_turn(name);
         self.failures.forget(name);
         lock(&self.touched).remove(name);
-        lock(&self.probes).remove(name);
+        lock(&self.checks).remove(name);
         lock(&self.resting).remove(name);
     }
 }
@@ -334,7 +334,7 @@ async fn reconcile(
     let pause = || context.resting_time(&rotation).or_else(|| context.idle_time(&rotation));
     if !is_touched
         && let Some(pause) = pause()
-        && let Some(next) = token_probe::probe_if_due(&context, &rotation).await
+        && let Some(next) = token_check::check_if_due(&context, &rotation).await
     {
         return Ok(Action::requeue(pause.min(next)));
     }

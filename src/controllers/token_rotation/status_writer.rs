@@ -180,6 +180,6 @@ impl RotationRun<'_> {
         };
         let pause = pause.min(most);
         self.context.set_resting(&self.rotation, pause);
-        Ok(self.schedule_probe().map_or(pause, |next| next.min(pause)))
+        Ok(self.schedule_check().map_or(pause, |next| next.min(pause)))
     }
 }

@@ -420,7 +420,7 @@ impl Other {
     /// Revokes by hand a token that the operator did not create, and then its replacement.
     async fn is_mended(&self) -> Result<()> {
         let mut name = self.holds_another("").await?;
-        let mut probed = 0;
+        let mut checked = 0;
         for round in 0..2 {
             self.rests(round).await?;
             self.there.reset();
@@ -430,9 +430,9 @@ impl Other {
             name = self.holds_another(&name).await?;
             println!("replaced {:?} after it was revoked by hand", revoked.elapsed());
             let calls = self.there.calls();
-            probed += usize::from(calls.first().is_some_and(|r| r.call.path == by_name));
+            checked += usize::from(calls.first().is_some_and(|r| r.call.path == by_name));
         }
-        ensure!(probed > 0, "a reconcile came first each time");
+        ensure!(checked > 0, "a reconcile came first each time");
         self.rests(2).await?;
         // It was requested with the longest lifetime that Rancher grants.
         let token = self.there.token(&name).context("it is gone")?;
