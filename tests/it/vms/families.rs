@@ -24,9 +24,9 @@ async fn endpoints_are_of_the_addresss_family() -> Result<()> {
     cluster.lb_with("web", spec).await?;
     let six = cluster.address("web").await?;
     ensure!(six.starts_with("fd10::"), "{six}");
-    // Without VMs, the placeholder endpoint has the same family, too.
+    // Without VMs, the sink has the same family, too.
     cluster.waits("web", "NoRunningBackends").await?;
-    ensure!(cluster.endpoints("web").await?[SINK].address == "100::1", "the placeholder");
+    ensure!(cluster.endpoints("web").await?[SINK].address == "100::1", "the sink");
     is_of(&cluster, "IPv6", &six).await?;
 
     let both = ["10.52.0.7", "fe80::7", "fd52::7"];

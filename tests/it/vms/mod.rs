@@ -37,7 +37,7 @@ use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 
 use crate::support::{Cluster, SOON, lb, ready};
 
-/// Name of the placeholder endpoint in [`Cluster::endpoints`].
+/// Name of the sink in [`Cluster::endpoints`].
 const SINK: &str = "~sink";
 
 /// An endpoint of a slice.
