@@ -206,5 +206,6 @@ pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 pub const BOUND_SECRET_TYPE: &str = "credentials.harvesterhci.io/bound-secret";
 
 /// Text in place of an address that the announcer (kube-vip) leases by DHCP. In a LoadBalancer, it
-/// is the value of `status.allocatedAddress.ip`. In a Service, it asks kube-vip to lease an address.
+/// is the value of `status.allocatedAddress.ip`. In a Service, it asks kube-vip to lease an
+/// address.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

@@ -22,7 +22,7 @@ use crate::domain::credentials::secret_text::SecretText;
 use crate::rancher::{IssuedTokens, RancherError, RancherIssuer, shown};
 
 const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it is unknown, has \
-                            ended, is disabled or is for one cluster only. Make another one in \
+                            expired, is disabled or is for one cluster only. Make another one in \
                             Rancher's UI, without a scope";
 /// Maximum length of the input, in bytes. Every API key is shorter than this.
 const LONGEST_KEY: u16 = 4096;

@@ -151,7 +151,7 @@ pub enum NoLease {
         /// Message of the agent in the status of the DHCPLease. `None`: there is no message.
         said: Option<String>,
     },
-    /// The lease of the LoadBalancer's address has ended. The agent requests another address.
+    /// The lease of the LoadBalancer's address has expired. The agent requests another address.
     Lost {
         /// Network of the LoadBalancer, `namespace/name`.
         network: String,
@@ -232,7 +232,7 @@ impl NoLease {
                 format!("no address from the DHCP server of network {network} yet{}", more(said))
             }
             Self::Lost { network, agent: false, .. } => format!(
-                "the lease on network {network} ended, and the network's DHCP agent is not running: see the agent's pod"
+                "the lease on network {network} expired, and the network's DHCP agent is not running: see the agent's pod"
             ),
             Self::Lost { network, said, .. } => format!(
                 "the address leased on network {network} is lost, and another one is requested{}",
@@ -272,7 +272,7 @@ impl NoLease {
 pub const LEASED: &str = "Leased";
 /// The host takes over the address that an announcer leased by DHCP.
 pub const TAKEOVER: &str = "DHCPTakeover";
-/// The lease of the LoadBalancer's address has ended, so the LoadBalancer's status no longer
+/// The lease of the LoadBalancer's address has expired, so the LoadBalancer's status no longer
 /// contains the address.
 pub const LEASE_LOST: &str = "DHCPLeaseLost";
 /// An address is claimed, and the LoadBalancer's status contains it.

@@ -45,7 +45,7 @@ pub fn text(plan: &Preview, now: Seconds) -> String {
     let lines = plan.findings.iter().map(|finding| format!("{}: {}", finding.object, finding.text));
     list(&mut text, "Found", &lines.collect::<Vec<_>>());
     let lines = plan.credentials.iter().map(|credential| ends(credential, now));
-    list(&mut text, "Credentials that end", &lines.collect::<Vec<_>>());
+    list(&mut text, "Credentials that expire", &lines.collect::<Vec<_>>());
     text.push_str(&unread::section(&plan.unknown));
     let _ = writeln!(text, "\n{}\nnothing was written: this command only reads", summary(plan));
     text
@@ -69,7 +69,7 @@ pub fn summary(plan: &Preview) -> String {
     let mut text = format!(
         "{} LoadBalancers: {} keep their address, {} get their first one, {} get another one, \
          {} lose theirs, {} have none; {} of {} IPPools would not be ready; {} objects would be \
-         written; {} of {} credentials end soon",
+         written; {} of {} credentials expire soon",
         plan.load_balancers.len(),
         count("kept"),
         count("first"),
@@ -110,10 +110,10 @@ fn said(said: &ConditionContent) -> [String; 3] {
 fn ends(credential: &EndingCredential, now: Seconds) -> String {
     let EndingCredential { end, place, is_soon, renewed_by } = credential;
     let when = match (end - now) / DAY {
-        _ if *end <= now => "ended".to_owned(),
-        0 => "ends within a day".to_owned(),
-        1 => "ends in 1 day".to_owned(),
-        days => format!("ends in {days} days"),
+        _ if *end <= now => "expired".to_owned(),
+        0 => "expires within a day".to_owned(),
+        1 => "expires in 1 day".to_owned(),
+        days => format!("expires in {days} days"),
     };
     let soon = if *end <= now { "" } else { "soon, and " };
     let replaced = match renewed_by {

@@ -223,7 +223,7 @@ fn credentials_are_listed_by_their_end_and_a_renewed_one_once() {
         ["Secret n/s, key k", "Secret n/config, key k, user u", "Secret n/other, key k"]
     );
     let text = report::text(&Preview { credentials: all, ..Preview::default() }, now);
-    assert!(text.contains("ends in 1 day: soon, and nothing replaces it"), "{text}");
+    assert!(text.contains("expires in 1 day: soon, and nothing replaces it"), "{text}");
     assert!(!text.contains("hunter2") && !text.contains("eyJ"), "{text}");
 }
 

@@ -69,7 +69,7 @@ fn facts(resource: &str) -> Option<&'static str> {
         "leases" => "who leads, and which DHCP agents run",
         "ippools" => "conflicts of leased addresses with pools",
         "tokenrotations" => "credentials that a TokenRotation renews or watches",
-        "secrets" => "ends of the credentials in Secrets",
+        "secrets" => "expiries of the credentials in Secrets",
         "validatingwebhookconfigurations" => "the webhooks that check LoadBalancers and IPPools",
         _ => return None,
     })

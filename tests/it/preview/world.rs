@@ -169,10 +169,10 @@ pub(super) fn is_printed(printed: &Printed, lbs: &BTreeMap<String, Cells>) -> Re
 
     let found = printed.section("Found").join("\n");
     ensure!(found.contains("10.1.0.8 is recorded for LoadBalancer default/gone"), "{found}");
-    let ends = printed.section("Credentials that end");
+    let ends = printed.section("Credentials that expire");
     let soon = ends.iter().filter(|line| line.contains(": soon, and nothing")).count();
     ensure!(ends.len() == 3 && soon == 2, "{ends:?}");
-    ensure!(ends[0].contains("Secret guests/elsewhere, key token: ends in"), "{ends:?}");
+    ensure!(ends[0].contains("Secret guests/elsewhere, key token: expires in"), "{ends:?}");
     ensure!(
         ends[1].contains("Secret guests/cloud-config, key cloud-config, user soon"),
         "{ends:?}"

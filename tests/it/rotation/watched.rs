@@ -37,7 +37,7 @@ async fn the_end_of_a_client_certificate_is_reported_with_its_user() -> Result<(
     let target = json!({"secret": {"name": NAME, "key": KEY}});
     cluster.rotation(json!({"target": target})).await?;
     let message = cluster.reason("Expiring", "Expired").await?;
-    ensure!(message.contains("\"admin\" ended at 2002-01-01T00:00:00Z"), "{message}");
+    ensure!(message.contains("\"admin\" expired at 2002-01-01T00:00:00Z"), "{message}");
     let message = cluster.reason("Ready", "WatchedInPart").await?;
     ensure!(message.contains("the expiry of 1 is unknown: see"), "{message}");
     let status = cluster.status().await?;

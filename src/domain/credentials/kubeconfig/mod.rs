@@ -282,7 +282,7 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
     if let Some(method) = UNKNOWN_END_FIELDS.iter().find(|method| is_there(method) && !path(method))
     {
         auth_methods.push(AuthMethod::Unknown(format!(
-            "the user authenticates by {method}: the file does not say when that ends"
+            "the user authenticates by {method}: the file does not say when the credential expires"
         )));
     }
     auth_methods

@@ -140,8 +140,8 @@ pub fn report(user: &str, ends: Option<Seconds>, listed: &[ChildCandidate]) -> S
     let others = listed.len() - own;
     let until = ends.and_then(|at| DateTime::from_timestamp(at, 0));
     let until = until.map_or_else(
-        || "does not end".to_owned(),
-        |at| format!("ends on {}, unless a TokenRotation renews it", at.format("%F %T UTC")),
+        || "does not expire".to_owned(),
+        |at| format!("expires on {}, unless a TokenRotation renews it", at.format("%F %T UTC")),
     );
     let mut parts = vec![
         format!("the API key works: it belongs to the user {user:?} and {until}"),

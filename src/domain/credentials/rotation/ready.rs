@@ -207,7 +207,7 @@ fn lack(state: &RotationState, seen: &ObservedState) -> Option<String> {
     };
     let end = state.current.as_ref().and_then(|current| current.expires);
     match end.filter(|end| *end <= seen.now) {
-        Some(end) => Some(format!("the credential in the target ended at {}", rfc3339(end))),
+        Some(end) => Some(format!("the credential in the target expired at {}", rfc3339(end))),
         None if held.is_dead || state.is_current_gone(seen) => {
             Some("the credential in the target does not work any more".to_owned())
         }

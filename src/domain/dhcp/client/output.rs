@@ -132,12 +132,12 @@ impl fmt::Display for ClientTrouble {
                 "host {mac}, which is the DHCP server or the router to it, answers ARP for every granted address, so the agent cannot check that an address is free: turn off proxy ARP on this host, or turn off the ARP probe for this network"
             ),
             Self::ServerSilent => f.write_str("the DHCP server has not answered since T1"),
-            Self::Expired => f.write_str("the lease ended, and no DHCP server answered"),
+            Self::Expired => f.write_str("the lease expired, and no DHCP server answered"),
             Self::Kept => f.write_str(
-                "the lease ended, and no DHCP server answered: the address is kept, because onLeaseLoss is Keep",
+                "the lease expired, and no DHCP server answered: the address is kept, because onLeaseLoss is Keep",
             ),
             Self::Taken(mac) => {
-                write!(f, "the lease ended, and host {mac} also has the address")
+                write!(f, "the lease expired, and host {mac} also has the address")
             }
             Self::Changed => f.write_str("the DHCP server granted another address"),
         }

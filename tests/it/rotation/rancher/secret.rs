@@ -90,7 +90,7 @@ async fn an_api_key_is_tried_out_before_its_secret_is_printed() -> Result<()> {
     }
     let ran = run(&right, &good).await?;
     ensure!(
-        ran.ok && ran.said.contains("made: 1") && ran.said.contains("ends on "),
+        ran.ok && ran.said.contains("made: 1") && ran.said.contains("expires on "),
         "{}",
         ran.said
     );

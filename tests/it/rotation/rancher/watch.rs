@@ -142,7 +142,7 @@ async fn every_cloud_credential_that_ends_without_replacement_is_named() -> Resu
     site.poke("ended").await?;
     let over = |status: &TokenRotationStatus| said(status, "Expiring").0 == "Expired";
     let status = site.status_where(ALL, "its end", over).await?;
-    ensure!(status.expires_at == end && said(&status, "Expiring").2.contains("ended at"));
+    ensure!(status.expires_at == end && said(&status, "Expiring").2.contains("expired at"));
     let token = site.there.api_key(&site.user, 0, "");
     site.there.edit_content(&soon, &site.there.kubeconfig_with("c-m-prod", &token));
     site.poke("renewed").await?;

@@ -37,7 +37,7 @@ pub(super) fn expiring_condition(
         (true, Some(end)) if plan.source.is_none() => {
             let named = watched.ending_by(now + plan.schedule.minimum_left, now);
             let named = if named.is_empty() {
-                format!("the credential ends at {}", rfc3339(end))
+                format!("the credential expires at {}", rfc3339(end))
             } else {
                 named
             };
@@ -45,7 +45,7 @@ pub(super) fn expiring_condition(
             (True, reason, format!("{named}: not replaced automatically"))
         }
         (true, Some(end)) if end <= now => {
-            (True, "Expired", format!("the credential in the target ended at {}", rfc3339(end)))
+            (True, "Expired", format!("the credential in the target expired at {}", rfc3339(end)))
         }
         (true, _) => {
             let message =
@@ -91,13 +91,15 @@ pub(super) fn minter_condition(
         }
         None => (False, "NoEnd", String::new()),
         Some(_) if is_over => {
-            let message =
-                format!("the API key {} ended at {end}: put another one into its Secret", key.name);
+            let message = format!(
+                "the API key {} expired at {end}: put another one into its Secret",
+                key.name
+            );
             (True, "Expired", message)
         }
         Some(at) if at <= now => {
             let message = format!(
-                "the API key {} ends at {end}, and no TokenRotation renews it: make one before then, because a key that has ended cannot renew itself",
+                "the API key {} expires at {end}, and no TokenRotation renews it: make one before then, because a key that has expired cannot renew itself",
                 key.name
             );
             (True, "NotRenewed", message)

@@ -222,7 +222,7 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
     let refused = status(&rotation, &RotationState::default(), &refused, Some(&blind), 60);
     assert_eq!(refused.conditions[2].reason.as_deref(), Some("NotAccepted"));
     let message = later.conditions[1].message.clone().unwrap_or_default();
-    assert!(message.contains("cc-0 ended at") && message.contains("others"), "{message}");
+    assert!(message.contains("cc-0 expired at") && message.contains("others"), "{message}");
 }
 
 #[test]

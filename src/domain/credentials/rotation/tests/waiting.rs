@@ -68,7 +68,7 @@ fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
     let empty = |target| ObservedState { target, ..seen(end - 1, &["r-2"]) };
     for (seen, said) in [
         (seen(end - 1, &["r-2"]), None),
-        (seen(end, &["r-2"]), Some("ended at 1970-02-01T00:00:00Z, and the next one is not")),
+        (seen(end, &["r-2"]), Some("expired at 1970-02-01T00:00:00Z, and the next one is not")),
         (seen(end - 1, &[]), Some("does not work any more")),
         (dead, Some("does not work any more")),
         (empty(TargetState::Absent), Some("holds no credential")),

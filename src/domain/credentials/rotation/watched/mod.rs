@@ -84,7 +84,7 @@ fn rank(one: &WatchedCredential) -> (u8, Seconds) {
 }
 
 fn phrase(one: &WatchedCredential, now: Seconds) -> String {
-    let verb = if is_near(one, now) { "ended" } else { "ends" };
+    let verb = if is_near(one, now) { "expired" } else { "expires" };
     let when = format!("{verb} at {}", one.expires_at.as_deref().unwrap_or_default());
     let title = one.title.as_ref().map(|title| format!(" ({title})")).unwrap_or_default();
     match &one.credential {

@@ -48,11 +48,11 @@ fn those_that_end_by_then_are_named() {
     let watched = WatchedCredentials::of(all);
     assert_eq!(
         watched.ending_by(1, 0),
-        "cloud credential cc-a (prod) ended at 1970-01-01T00:00:00Z, the credential of user \
-         \"admin\" ends at 1970-01-01T00:00:01Z"
+        "cloud credential cc-a (prod) expired at 1970-01-01T00:00:00Z, the credential of user \
+         \"admin\" expires at 1970-01-01T00:00:01Z"
     );
     let said = watched.ending_by(9, 9);
-    assert!(said.contains("the credential ended at") && said.ends_with("2 others"), "{said}");
+    assert!(said.contains("the credential expired at") && said.ends_with("2 others"), "{said}");
     assert!(!said.contains("cc-r"), "it is replaced: {said}");
     assert_eq!(watched.ending_by(-1, 0), "");
 }
