@@ -19,7 +19,7 @@ use api::{
 const MOST: usize = 200;
 /// Maximum length of the report's list of expiring credentials. The list has the credentials that
 /// expire first.
-const MOST_ENDS: usize = 50;
+const MOST_EXPIRIES: usize = 50;
 
 /// Report of a pool: its spec, the counts of its addresses, and its conditions.
 pub fn pool(pool: &IPPool) -> Value {
@@ -105,7 +105,7 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
 /// the credentials that expire first, and the TokenRotations whose condition `Ready` is not `True`.
 pub fn credentials(rotations: &[TokenRotation]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    let mut ends = Vec::new();
+    let mut expiries = Vec::new();
     let mut wrong = Vec::new();
     for rotation in rotations {
         let status = rotation.status.clone().unwrap_or_default();
@@ -120,7 +120,7 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
             let credential = status.current.as_ref().map(|current| &current.name);
             let entry = json!({"name": name, "credential": credential, "expiresAt": end,
                 "nextRotation": status.next_rotation, "lastResult": status.last_result});
-            ends.push((end.clone(), name.clone(), entry));
+            expiries.push((end.clone(), name.clone(), entry));
         }
         if ready.status != ConditionStatus::True {
             let entry = json!({
@@ -139,11 +139,11 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
         }
     }
     // Times are compared as texts: RFC 3339 times in UTC sort like their texts.
-    ends.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+    expiries.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     wrong.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     json!({
         "counts": counts,
-        "soonestEnds": ends.into_iter().take(MOST_ENDS).map(|(.., entry)| entry).collect::<Vec<_>>(),
+        "soonestExpiries": expiries.into_iter().take(MOST_EXPIRIES).map(|(.., entry)| entry).collect::<Vec<_>>(),
         "notReady": wrong.into_iter().take(MOST).map(|(.., entry)| entry).collect::<Vec<_>>(),
     })
 }
@@ -212,13 +212,13 @@ mod tests {
         assert_eq!((waiters(&lbs).len(), decisions(&[], &lbs).len()), (MOST, MOST));
     }
 
-    fn rotation(name: &str, reason: &str, ends: Option<&str>) -> TokenRotation {
+    fn rotation(name: &str, reason: &str, expires_at: Option<&str>) -> TokenRotation {
         let status = if reason == "Current" { "True" } else { "False" };
         serde_json::from_value(json!({
             "metadata": {"namespace": "n", "name": name},
             "spec": {"target": {"secret": {"name": "s", "key": "k"}}},
             "status": {
-                "expiresAt": ends,
+                "expiresAt": expires_at,
                 "current": {"name": "c-1", "hash": "5ecret", "issuedAt": "2026-01-01T00:00:00Z"},
                 "pending": {"name": "c-2", "step": "Publishing", "since": "2026-01-01T00:00:00Z",
                     "hash": "5ecret"},
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_soonest_ends_and_failures_of_credentials_are_listed_without_a_hash() {
+    fn the_soonest_expiries_and_failures_of_credentials_are_listed_without_a_hash() {
         let (late, soon) = ("2026-03-01T00:00:00Z", "2026-02-01T00:00:00Z");
         let mut new = rotation("new", "", None);
         new.status = None;
@@ -248,7 +248,7 @@ mod tests {
             let list = entry[field].as_array().unwrap().iter();
             list.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
         };
-        assert_eq!(names("soonestEnds"), ["n/soon", "n/late"]);
+        assert_eq!(names("soonestExpiries"), ["n/soon", "n/late"]);
         assert_eq!(names("notReady"), ["n/new", "n/soon"]);
         assert_eq!(entry["notReady"][1]["message"], "why");
         assert_eq!(entry["notReady"][1]["toBeRevoked"], 1);
@@ -257,7 +257,7 @@ mod tests {
             (0..=MOST).map(|n| rotation(&n.to_string(), "MintFailed", Some(soon))).collect();
         let entry = credentials(&many);
         let count = |field: &str| entry[field].as_array().unwrap().len();
-        assert_eq!((count("soonestEnds"), count("notReady")), (MOST_ENDS, MOST));
+        assert_eq!((count("soonestExpiries"), count("notReady")), (MOST_EXPIRIES, MOST));
     }
 
     #[test]

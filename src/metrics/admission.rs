@@ -14,7 +14,7 @@ pub struct AdmissionMetrics {
     /// TLS handshakes that failed.
     pub handshakes_failed: IntCounter,
     /// Time when each certificate of the webhooks expires, in seconds since the epoch.
-    pub certificate_end: IntGaugeVec,
+    pub certificate_expiry: IntGaugeVec,
     /// Corrections of webhook registrations that another client had changed, by kind of the
     /// registration object.
     pub repairs: IntCounterVec,
@@ -38,7 +38,7 @@ impl AdmissionMetrics {
                 "hgo_admission_handshake_errors_total",
                 "TLS handshakes that failed or took too long",
             )?,
-            certificate_end: make.gauges(
+            certificate_expiry: make.gauges(
                 "hgo_certificate_expiration_timestamp_seconds",
                 "End of a certificate's validity",
                 &["certificate"],

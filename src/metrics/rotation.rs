@@ -11,18 +11,18 @@ use crate::domain::credentials::rotation::RotationStep;
 pub struct RotationMetrics {
     /// Earliest expiry of the credentials in the target of a TokenRotation, in seconds since the
     /// epoch.
-    pub ends: IntGaugeVec,
+    pub expiries: IntGaugeVec,
     /// 1 for a TokenRotation whose credential should have been replaced before now, or is only
     /// watched and expires soon. 0 for every other TokenRotation.
     pub overdue: IntGaugeVec,
     /// Expiry of each credential that is only watched, in seconds since the epoch. A TokenRotation
     /// has at most 32 of these series, because its status lists at most 32 watched credentials.
-    pub watched_ends: IntGaugeVec,
+    pub watched_expiries: IntGaugeVec,
     /// 1 for a watched credential that expires soon and is not replaced. 0 for any other watched
     /// credential.
     pub watched_overdue: IntGaugeVec,
     /// Expiry of each API key for a Rancher, in seconds since the epoch.
-    pub key_ends: IntGaugeVec,
+    pub key_expiries: IntGaugeVec,
     /// 1 for an API key that has expired, or that expires soon and is not renewed. 0 for any other
     /// API key.
     pub key_overdue: IntGaugeVec,
@@ -48,7 +48,7 @@ impl RotationMetrics {
             let _ = failures.with_label_values(&[step.word()]);
         }
         Ok(Self {
-            ends: make.gauges(
+            expiries: make.gauges(
                 "hgo_credential_expiration_timestamp_seconds",
                 "Expiry of the first credential in a TokenRotation's target",
                 &of,
@@ -58,7 +58,7 @@ impl RotationMetrics {
                 "1 where a credential should have been replaced, or expires soon and is only watched",
                 &of,
             )?,
-            watched_ends: make.gauges(
+            watched_expiries: make.gauges(
                 "hgo_credential_watched_expiration_timestamp_seconds",
                 "Expiry of a credential that is only watched",
                 &["namespace", "rotation", "credential", "rotated"],
@@ -68,7 +68,7 @@ impl RotationMetrics {
                 "1 where a watched credential expires soon and is not replaced",
                 &["namespace", "rotation", "credential"],
             )?,
-            key_ends: make.gauges(
+            key_expiries: make.gauges(
                 "hgo_credential_api_key_expiration_timestamp_seconds",
                 "Expiry of the API key for a Rancher",
                 &["namespace", "secret", "key"],
@@ -96,11 +96,11 @@ impl RotationMetrics {
     /// Removes all series of TokenRotations.
     pub fn reset(&self) {
         [
-            &self.ends,
+            &self.expiries,
             &self.overdue,
-            &self.watched_ends,
+            &self.watched_expiries,
             &self.watched_overdue,
-            &self.key_ends,
+            &self.key_expiries,
             &self.key_overdue,
             &self.rotations,
         ]

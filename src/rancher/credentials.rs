@@ -44,7 +44,7 @@ pub struct StoredCredential {
 
 /// Expiry of a token, in seconds since the epoch. `None`: the token does not expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenEnd(pub Option<Seconds>);
+pub struct TokenExpiry(pub Option<Seconds>);
 
 /// A cloud credential for Harvester, as Rancher lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl RancherClient {
     }
 
     /// Writes `content` into the Secret of the cloud credential `name`, if the Secret has not
-    /// changed since the read that returned `was`. `ends`: expiry of the new token. `None`:
+    /// changed since the read that returned `was`. `expires`: expiry of the new token. `None`:
     /// `content` has no new token.
     pub async fn write(
         &self,
@@ -122,17 +122,17 @@ impl RancherClient {
         name: &str,
         was: &StoredCredential,
         content: &SecretText,
-        ends: Option<TokenEnd>,
+        expires: Option<TokenExpiry>,
     ) -> Result<StoredCredential, RancherError> {
         if was.annotations.is_empty() {
             let why = "the Secret has no annotations, and such a Secret crashes Rancher's server";
             return Err(self.not_written(name, why.to_owned()));
         }
         let mut metadata = json!({"resourceVersion": was.version});
-        if let Some(TokenEnd(ends)) = ends
+        if let Some(TokenExpiry(expires)) = expires
             && was.annotations.contains_key(EXPIRATION)
         {
-            let milliseconds = ends.map(|ends| ends.saturating_mul(1000).to_string());
+            let milliseconds = expires.map(|expires| expires.saturating_mul(1000).to_string());
             metadata["annotations"] = json!({EXPIRATION: milliseconds});
         }
         let encoded = Zeroizing::new(STANDARD.encode(content.reveal()));

@@ -151,7 +151,7 @@ impl RancherIssuer {
         let minted = self.rancher.mint(&self.key, issued.api, order).await?.value;
         let (value, token) = (minted.secret, minted.token);
         let made =
-            MintedCredential { hash: value.hash(), issued: token.created, expires: token.ends };
+            MintedCredential { hash: value.hash(), issued: token.created, expires: token.expires };
         Ok((value, made))
     }
 
@@ -287,13 +287,13 @@ impl IssuedTokens {
 }
 
 fn life(token: &ListedToken, now: Option<Seconds>) -> TokenLife {
-    let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
+    let over = token.expires.is_some_and(|end| now.is_some_and(|now| end <= now));
     // A plan gives each of its tokens a name, which Rancher stores as the description.
     let name = if token.description.is_empty() { &token.name } else { &token.description };
     let claims = TokenClaims {
         name: if is_name(name) { name.clone() } else { token.name.clone() },
         issued: Some(token.created),
-        expires: if token.enabled { token.ends } else { now.or(token.ends) },
+        expires: if token.enabled { token.expires } else { now.or(token.expires) },
     };
     TokenLife { claims, alive: Some(token.enabled && !over), is_missing: false }
 }
@@ -330,7 +330,7 @@ mod tests {
             user: "u-1".to_owned(),
             description: String::new(),
             created: 100,
-            ends: Some(900),
+            expires: Some(900),
             cluster: None,
             enabled: true,
         };

@@ -1,7 +1,7 @@
 //! Reads a cloud credential as the target of a rotation, and replaces its content.
 
 use super::issuer::{IssuedTokens, RancherIssuer};
-use super::{DatedAnswer, RancherError, StoredCredential, TokenEnd};
+use super::{DatedAnswer, RancherError, StoredCredential, TokenExpiry};
 use crate::domain::credentials::cloud_credential::CloudCredential;
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::TargetState;
@@ -30,7 +30,7 @@ pub struct ReplacementToken<'a> {
     /// The token.
     pub token: &'a SecretText,
     /// Expiry of the token, in seconds since the epoch. `None`: the token does not expire.
-    pub ends: Option<Seconds>,
+    pub expires: Option<Seconds>,
     /// Whether the replaced token stays in the cloud credential, beside the new one.
     pub keep: bool,
     /// Server where the token is used. The cloud credential gets a new kubeconfig for this server.
@@ -107,7 +107,7 @@ impl RancherIssuer {
         let Some(there) = &sight.there else { return Ok(()) };
         let content = there.credential.with_token(new.token, new.keep, new.to);
         let content = content.map_err(|why| self.rancher().not_written(name, why.to_string()))?;
-        self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
+        self.store(name, &there.stored, content, Some(TokenExpiry(new.expires))).await
     }
 
     /// Removes the kept old token from the cloud credential `name`. `Err`: for example, the cloud
@@ -131,9 +131,9 @@ impl RancherIssuer {
         name: &str,
         was: &StoredCredential,
         content: String,
-        ends: Option<TokenEnd>,
+        expires: Option<TokenExpiry>,
     ) -> Result<(), RancherError> {
         let content = SecretText::new(content);
-        self.rancher().write(self.key(), name, was, &content, ends).await.map(drop)
+        self.rancher().write(self.key(), name, was, &content, expires).await.map(drop)
     }
 }

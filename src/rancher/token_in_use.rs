@@ -15,7 +15,7 @@ impl RancherIssuer {
 
 fn differs(found: &Result<Option<ListedToken>, RancherError>, seen: &IssuerReport) -> bool {
     match found {
-        Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
+        Ok(Some(token)) => !token.enabled || token.expires != seen.expires,
         Ok(None) | Err(RancherError::Unauthorized(_) | RancherError::Forbidden(..)) => true,
         // Any other error, such as a missing answer, does not prove a difference.
         Err(_) => false,
@@ -33,12 +33,12 @@ mod tests {
     fn what_is_gone_disabled_or_ends_at_another_time_differs_and_silence_does_not() {
         let seen =
             IssuerReport { id: "token-abcde".to_owned(), expires: Some(900), kept_alive: false };
-        let token = |ends: Option<i64>, enabled: bool| ListedToken {
+        let token = |expires: Option<i64>, enabled: bool| ListedToken {
             name: seen.id.clone(),
             user: "u-1".to_owned(),
             description: String::new(),
             created: 100,
-            ends,
+            expires,
             cluster: None,
             enabled,
         };

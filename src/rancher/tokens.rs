@@ -64,7 +64,7 @@ pub struct ListedToken {
     /// Time of creation, in seconds since the epoch.
     pub created: i64,
     /// Expiry, in seconds since the epoch. `None`: the token does not expire.
-    pub ends: Option<i64>,
+    pub expires: Option<i64>,
     /// The only cluster that accepts the token. `None`: the token is not limited.
     pub cluster: Option<String>,
     /// Whether the token is enabled: an administrator can disable it. An expired token may still be
@@ -84,7 +84,7 @@ pub struct MintedToken {
 /// A request for a new token.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenOrder<'a> {
-    /// Lifetime in seconds. Rancher may grant less, which only [`ListedToken::ends`] shows.
+    /// Lifetime in seconds. Rancher may grant less, which only [`ListedToken::expires`] shows.
     pub lifetime: i64,
     /// Description of the token. The token is found by its description if the answer is lost.
     pub description: &'a str,
@@ -285,7 +285,7 @@ impl OldForm {
         let created = time(&self.created, answer)?;
         Ok(ListedToken {
             // In /v3, a `ttl` of 0 means for ever, and less than 0 means expired at creation.
-            ends: (self.ttl != 0).then(|| created + self.ttl.max(0) / 1000),
+            expires: (self.ttl != 0).then(|| created + self.ttl.max(0) / 1000),
             name: self.id,
             user: self.user,
             description: self.description.unwrap_or_default(),
@@ -302,7 +302,7 @@ impl NewForm {
         Ok(ListedToken {
             // In ext.cattle.io, a `ttl` of less than 0 means for ever. Rancher replaces 0 before it
             // stores the token.
-            ends: (self.spec.ttl > 0).then(|| created + self.spec.ttl / 1000),
+            expires: (self.spec.ttl > 0).then(|| created + self.spec.ttl / 1000),
             name: format!("{EXT_PREFIX}{}", self.metadata.name),
             user: self.spec.user,
             description: self.spec.description,

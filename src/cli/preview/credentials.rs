@@ -6,7 +6,7 @@ use kube::Client;
 
 use crate::api::TokenRotation;
 use crate::domain::credentials::timestamp::Seconds;
-use crate::domain::preview::credentials::{EndingCredential, merged, of_rotation, of_secret};
+use crate::domain::preview::credentials::{ExpiringCredential, merged, of_rotation, of_secret};
 use crate::k8s::CallError;
 use crate::k8s::credentials::contents;
 use crate::k8s::stored_objects::list;
@@ -18,7 +18,7 @@ pub(super) async fn read(
     client: &Client,
     namespaces: &BTreeMap<String, BTreeSet<String>>,
     now: Seconds,
-) -> Result<Vec<EndingCredential>, CallError> {
+) -> Result<Vec<ExpiringCredential>, CallError> {
     let listed = list::<TokenRotation>(client, &mut Vec::new()).await;
     let rotations = if_readable(listed)?.into_iter().flat_map(|one| of_rotation(&one, now));
     let mut secrets = Vec::new();

@@ -191,7 +191,7 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
         return None;
     }
     let record = ctx.shared.views.record(&facts::name(lb)).filter(|r| !dhcp_lease::keeps(r))?;
-    let left = (dhcp_lease::ends(&record)? - Utc::now().fixed_offset()).to_std();
+    let left = (dhcp_lease::expiry(&record)? - Utc::now().fixed_offset()).to_std();
     // If the lease has already expired, the expiry was handled, or it is handled when AGENTS_RETURN
     // is over.
     let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));

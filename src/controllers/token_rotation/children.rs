@@ -33,7 +33,7 @@ impl RotationRun<'_> {
                 url: &session.url,
                 user: &session.issued.user,
                 listed: &session.listed,
-                key_ends: session.key.as_ref().map(|key| key.expires_at.is_some()),
+                key_expires: session.key.as_ref().map(|key| key.expires_at.is_some()),
                 others: &others,
             },
         );

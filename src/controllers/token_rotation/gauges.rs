@@ -23,11 +23,11 @@ type Rows = BTreeMap<Vec<String>, i64>;
 /// Values of all gauges of TokenRotations.
 #[derive(Default)]
 struct GaugeValues {
-    ends: Rows,
+    expiries: Rows,
     overdue: Rows,
-    watched_ends: Rows,
+    watched_expiries: Rows,
     watched_overdue: Rows,
-    key_ends: Rows,
+    key_expiries: Rows,
     key_overdue: Rows,
     reasons: Rows,
 }
@@ -48,11 +48,11 @@ pub(super) async fn report(context: &RotationContext) {
         let mut values = GaugeValues::default();
         context.store.state().iter().for_each(|rotation| add_rotation(&mut values, rotation, now));
         for (gauge, before, rows) in [
-            (&gauges.ends, &known.ends, &values.ends),
+            (&gauges.expiries, &known.expiries, &values.expiries),
             (&gauges.overdue, &known.overdue, &values.overdue),
-            (&gauges.watched_ends, &known.watched_ends, &values.watched_ends),
+            (&gauges.watched_expiries, &known.watched_expiries, &values.watched_expiries),
             (&gauges.watched_overdue, &known.watched_overdue, &values.watched_overdue),
-            (&gauges.key_ends, &known.key_ends, &values.key_ends),
+            (&gauges.key_expiries, &known.key_expiries, &values.key_expiries),
             (&gauges.key_overdue, &known.key_overdue, &values.key_overdue),
             (&gauges.rotations, &known.reasons, &values.reasons),
         ] {
@@ -80,25 +80,25 @@ fn add_rotation(values: &mut GaugeValues, rotation: &TokenRotation, now: Seconds
     let plan = status::plan(rotation);
     let said = rotation.status.clone().unwrap_or_default();
     let state = status::state(rotation.status.as_ref());
-    let end = status::ends(&said);
+    let end = status::expiry(&said);
     let (namespace, name) = (rotation.namespace().unwrap_or_default(), rotation.name_any());
     let rotated = due(&plan, &state).is_some();
     let labels = vec![namespace.clone(), name.clone(), rotated.to_string()];
     let late = expiry::alarm(&plan, &state, end).is_some_and(|at| at <= now);
     values.overdue.insert(labels.clone(), late.into());
     if let Some(end) = end {
-        values.ends.insert(labels, end);
+        values.expiries.insert(labels, end);
     }
     *values.reasons.entry(vec![reason(rotation)]).or_default() += 1;
     for one in &said.watched {
-        let Some(end) = watched::end(one) else { continue };
+        let Some(end) = watched::expiry(one) else { continue };
         let which = one.credential.clone().unwrap_or_else(|| one.user.clone());
         let near = watched::is_near(one, now + plan.schedule.minimum_left);
         let labels = vec![namespace.clone(), name.clone(), which];
         let overdue = values.watched_overdue.entry(labels.clone()).or_default();
         *overdue = i64::from(near).max(*overdue);
         let labels = [labels, vec![one.rotated.to_string()]].concat();
-        let first = values.watched_ends.entry(labels).or_insert(end);
+        let first = values.watched_expiries.entry(labels).or_insert(end);
         *first = end.min(*first);
     }
     let key = said.api_key.as_ref().zip(rotation.spec.rancher.as_ref());
@@ -113,7 +113,7 @@ fn add_rotation(values: &mut GaugeValues, rotation: &TokenRotation, now: Seconds
         let near = refused || expiry::key_alarm(&plan, key).is_some_and(|at| at <= now);
         let overdue = values.key_overdue.entry(labels.clone()).or_default();
         *overdue = i64::from(near).max(*overdue);
-        let first = values.key_ends.entry(labels).or_insert(end);
+        let first = values.key_expiries.entry(labels).or_insert(end);
         *first = end.min(*first);
     }
 }

@@ -201,7 +201,7 @@ impl RancherSession {
             ..watched::token_entry("", &held.claims)
         });
         let mut watched = WatchedCredentials::of(listed.into_iter().collect());
-        watched::keep_first_ends(&mut watched, watched_before(rotation), now);
+        watched::keep_first_expiries(&mut watched, watched_before(rotation), now);
         let mut read = TargetRead::of(view.target.clone(), watched);
         read.reach = view.reach().cloned();
         Ok(read)
@@ -221,7 +221,7 @@ impl RancherSession {
         let named = |name: &str| known.tokens.iter().find(|token| token.name == name);
         for one in &mut read.watched.listed {
             if let Some(token) = named(&one.name) {
-                one.expires_at = token.ends.map(timestamp::rfc3339);
+                one.expires_at = token.expires.map(timestamp::rfc3339);
             }
         }
         if let (TargetState::There { holds: Some(held), .. }, Some(token)) =
@@ -238,7 +238,7 @@ impl RancherSession {
         }
         let listed = std::mem::take(&mut read.watched.listed);
         read.watched.listed = WatchedCredentials::of(listed).listed;
-        watched::keep_first_ends(&mut read.watched, watched_before(rotation), now);
+        watched::keep_first_expiries(&mut read.watched, watched_before(rotation), now);
         Ok(())
     }
 }

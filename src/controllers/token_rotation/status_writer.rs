@@ -167,8 +167,8 @@ impl RotationRun<'_> {
         let ready = ReadyReason::of(&self.plan, &self.state, &self.observed(), wants, facts);
         self.write_status(self.state.clone(), ready.as_ref()).await?;
         let now = self.clock.now();
-        let ends = self.rotation.status.as_ref().and_then(status::ends);
-        let pause = pause(idle::next_reconcile(&self.plan, &self.state, until, ends, now), now);
+        let expires = self.rotation.status.as_ref().and_then(status::expiry);
+        let pause = pause(idle::next_reconcile(&self.plan, &self.state, until, expires, now), now);
         // No event reports a change in a Rancher, so the pause until the next read is bounded.
         let most = match &self.session {
             Some(session) if session.unread > 0 => READ_MORE_AFTER,

@@ -159,8 +159,8 @@ impl RotationRun<'_> {
                 let (session, to) = (self.session()?, self.own_server());
                 if let Some(view) = &session.view {
                     self.context.ctx.writer.check_leadership()?;
-                    let ends = credential.made.and_then(|made| made.expires);
-                    let new = ReplacementToken { token: &token, ends, keep, to: to.as_ref() };
+                    let expires = credential.made.and_then(|made| made.expires);
+                    let new = ReplacementToken { token: &token, expires, keep, to: to.as_ref() };
                     written(session.issuer.publish(&wants.name, view, &new).await)?;
                 }
             }

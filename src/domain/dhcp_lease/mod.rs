@@ -285,7 +285,7 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
 /// Address of a record. `None`: the record has no address that may be used at `now`.
 pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<LeasedAddress> {
     let good = |end| end > now || keeps(record);
-    recorded(record).filter(|_| ends(record).is_none_or(good))
+    recorded(record).filter(|_| expiry(record).is_none_or(good))
 }
 
 /// Whether the address of a record is kept after its lease has expired: see [`OnLeaseLoss`].
@@ -315,7 +315,7 @@ fn is_host(ip: Ipv4Addr) -> bool {
 }
 
 /// Expiry of a record's lease. `None`: the lease never expires, or the record has no address.
-pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
+pub fn expiry(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
     let status = record.status.as_ref().filter(|status| status.address.is_some())?;
     // A time that is not valid counts as past. An address whose expiry is unknown may belong to
     // another client.
@@ -326,7 +326,7 @@ pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
 /// is left before the expiry. `false` for a lease that never expires.
 pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
-    let (Some(end), Some(lasts)) = (ends(record), lasts) else { return false };
+    let (Some(end), Some(lasts)) = (expiry(record), lasts) else { return false };
     (end - now).num_seconds() < lasts / 8
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, FixedOffset};
 use serde_json::Value;
 
-use super::{LeasingFacts, LeasingStep, ends, has_moved, is_anothers, step};
+use super::{LeasingFacts, LeasingStep, expiry, has_moved, is_anothers, step};
 use crate::load_balancer::facts;
 use crate::object_fields::finalizers::removal_patch;
 use crate::object_fields::rfc3339;
@@ -42,7 +42,7 @@ pub fn keep(
     now: DateTime<FixedOffset>,
 ) -> RetentionStep {
     if record.metadata.deletion_timestamp.is_some() {
-        return match ends(record) {
+        return match expiry(record) {
             _ if agent || without_finalizer(record).is_none() => RetentionStep::Nothing,
             Some(end) if end > now => later(end, now),
             // A lease that never expires can be given back only by an agent.

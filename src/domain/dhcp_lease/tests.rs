@@ -377,7 +377,7 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
 /// A kept address stays published after its lease has expired. After its record is deleted, the
 /// lease counts as over.
 #[test]
-fn a_kept_address_is_usable_after_its_end() {
+fn a_kept_address_is_usable_after_its_expiry() {
     let mut record = leased(Some("10.7.0.9"));
     let after = at(1_000_000);
     assert_eq!(usable(&record, after), None);

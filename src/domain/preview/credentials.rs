@@ -9,7 +9,7 @@ use api::{SecretTarget, TokenRotation, WatchedCredential};
 
 /// Credential with a known expiry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct EndingCredential {
+pub struct ExpiringCredential {
     /// Time of the expiry, in seconds since the epoch.
     pub end: Seconds,
     /// Kind and name of the object that contains the credential. For a Secret, the key in the
@@ -28,7 +28,7 @@ pub struct EndingCredential {
 
 /// Credentials whose expiry is in the status of a TokenRotation: the current one, or the watched
 /// ones. `now`: in seconds since the epoch.
-pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredential> {
+pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<ExpiringCredential> {
     let meta = &rotation.metadata;
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     let (namespace, name) = (part(&meta.namespace), part(&meta.name));
@@ -45,7 +45,7 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredenti
         };
         let place = with_user(place, rotation.spec.target.secret.as_ref());
         return end
-            .map(|end| EndingCredential { end, place, is_soon, renewed_by })
+            .map(|end| ExpiringCredential { end, place, is_soon, renewed_by })
             .into_iter()
             .collect();
     }
@@ -55,8 +55,8 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredenti
             || format!("user {:?}", one.user),
             |credential| format!("cloud credential {credential}"),
         );
-        Some(EndingCredential {
-            end: watched::end(one)?,
+        Some(ExpiringCredential {
+            end: watched::expiry(one)?,
             place: format!("TokenRotation {namespace}/{name}, {what}"),
             is_soon: watched::is_near(one, near),
             renewed_by: None,
@@ -73,7 +73,7 @@ pub fn of_secret(
     key: &str,
     content: &SecretContent,
     now: Seconds,
-) -> Vec<EndingCredential> {
+) -> Vec<ExpiringCredential> {
     let target = SecretTarget { name: name.to_owned(), key: key.to_owned(), ..Default::default() };
     let listed = target_secret::read(&target, false, Some(content)).watched.listed;
     let one = |one: &WatchedCredential| {
@@ -82,7 +82,7 @@ pub fn of_secret(
             place = format!("{place}, user {}", one.user);
         }
         let is_soon = watched::is_near(one, now + MINIMUM_LEFT);
-        Some(EndingCredential { end: watched::end(one)?, place, is_soon, renewed_by: None })
+        Some(ExpiringCredential { end: watched::expiry(one)?, place, is_soon, renewed_by: None })
     };
     listed.iter().filter_map(one).collect()
 }
@@ -90,9 +90,9 @@ pub fn of_secret(
 /// Credentials of both lists, in the order of their expiry, earliest first. If both lists have a
 /// credential in the same place, only the one from `rotations` is returned.
 pub fn merged(
-    rotations: Vec<EndingCredential>,
-    secrets: Vec<EndingCredential>,
-) -> Vec<EndingCredential> {
+    rotations: Vec<ExpiringCredential>,
+    secrets: Vec<ExpiringCredential>,
+) -> Vec<ExpiringCredential> {
     let mut all = rotations;
     for credential in secrets {
         if !all.iter().any(|known| known.place == credential.place) {

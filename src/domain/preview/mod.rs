@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use self::credentials::EndingCredential;
+use self::credentials::ExpiringCredential;
 use crate::load_balancer::facts;
 use crate::load_balancer::status::{self, AddressOutcome};
 use crate::pools::allocator::{AllocatorPool, PoolSeen};
@@ -41,7 +41,7 @@ pub struct Preview {
     /// `load_balancers` or `pools`.
     pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose expiry is known, in the order of their expiry.
-    pub credentials: Vec<EndingCredential>,
+    pub credentials: Vec<ExpiringCredential>,
     /// Sentences about facts that could not be read. Each sentence says why.
     pub unknown: Vec<String>,
 }

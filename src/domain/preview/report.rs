@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::credentials::EndingCredential;
+use super::credentials::ExpiringCredential;
 use super::{ConditionContent, LoadBalancerLine, PoolLine, Preview, unread};
 use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
@@ -44,7 +44,7 @@ pub fn text(plan: &Preview, now: Seconds) -> String {
     list(&mut text, "Would be written", &lines.collect::<Vec<_>>());
     let lines = plan.findings.iter().map(|finding| format!("{}: {}", finding.object, finding.text));
     list(&mut text, "Found", &lines.collect::<Vec<_>>());
-    let lines = plan.credentials.iter().map(|credential| ends(credential, now));
+    let lines = plan.credentials.iter().map(|credential| expiry_line(credential, now));
     list(&mut text, "Credentials that expire", &lines.collect::<Vec<_>>());
     text.push_str(&unread::section(&plan.unknown));
     let _ = writeln!(text, "\n{}\nnothing was written: this command only reads", summary(plan));
@@ -107,8 +107,8 @@ fn said(said: &ConditionContent) -> [String; 3] {
     [ready, reason.to_owned(), said.message.clone()]
 }
 
-fn ends(credential: &EndingCredential, now: Seconds) -> String {
-    let EndingCredential { end, place, is_soon, renewed_by } = credential;
+fn expiry_line(credential: &ExpiringCredential, now: Seconds) -> String {
+    let ExpiringCredential { end, place, is_soon, renewed_by } = credential;
     let when = match (end - now) / DAY {
         _ if *end <= now => "expired".to_owned(),
         0 => "expires within a day".to_owned(),

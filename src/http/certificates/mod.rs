@@ -194,7 +194,7 @@ impl CertificateMaterial {
 
     /// Returns two times since the Unix epoch: the expiry of the current authority, and the expiry
     /// of the serving certificate. `None`: there is no serving certificate.
-    pub fn ends(&self) -> (Duration, Option<Duration>) {
+    pub fn expiries(&self) -> (Duration, Option<Duration>) {
         let serving = self.serving.as_ref().map(|pair| pair.certificate.not_after);
         (self.ca.certificate.not_after, serving)
     }

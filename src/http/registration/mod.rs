@@ -231,11 +231,11 @@ impl Registrar {
     /// admission can answer. Returns the time after which the caller must call this method again.
     fn adopt(&self, state: &mut RegistrarState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
-        let (ca, serving) = material.ends();
-        let ends = &self.metrics.admission.certificate_end;
-        for (which, end) in [("ca", Some(ca)), ("serving", serving)] {
-            let end = end.and_then(|end| i64::try_from(end.as_secs()).ok());
-            ends.with_label_values(&[which]).set(end.unwrap_or(0));
+        let (ca, serving) = material.expiries();
+        let gauges = &self.metrics.admission.certificate_expiry;
+        for (which, expiry) in [("ca", Some(ca)), ("serving", serving)] {
+            let expiry = expiry.and_then(|expiry| i64::try_from(expiry.as_secs()).ok());
+            gauges.with_label_values(&[which]).set(expiry.unwrap_or(0));
         }
         let Some(stored) = material.identity() else { return LONGEST_PAUSE };
         let same = |ours: &ServingIdentity| ours.certified.cert == stored.certified.cert;

@@ -84,7 +84,7 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     ensure!(report["waiters"][0]["name"] == "default/late", "{text}");
     ensure!(report["waiters"][0]["reason"] == "NoAvailableIP", "{text}");
     ensure!(report["credentials"]["counts"]["True Watched"] == 1, "{text}");
-    ensure!(report["credentials"]["soonestEnds"][0]["name"] == "default/guest", "{text}");
+    ensure!(report["credentials"]["soonestExpiries"][0]["name"] == "default/guest", "{text}");
     let decisions = report["lastDecisions"].as_array().map_or(&[][..], Vec::as_slice);
     ensure!(decisions.iter().any(|d| d["allocatedAddress"]["ip"] == address.as_str()), "{text}");
     ensure!(report["validation"]["webhooks"][0]["clientConfig"]["caBundle"] == true, "{text}");

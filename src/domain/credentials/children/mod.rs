@@ -46,7 +46,7 @@ pub struct ObservedRancher<'a> {
     /// All cloud credentials that the user of the API key may read.
     pub listed: &'a [ChildCandidate],
     /// Whether the API key expires. `None`: not known.
-    pub key_ends: Option<bool>,
+    pub key_expires: Option<bool>,
     /// TokenRotations in all namespaces where the operator has rights. The existing children are
     /// among them.
     pub others: &'a [&'a TokenRotation],
@@ -106,7 +106,7 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     if parent.spec.source.is_some() {
         let key = of_key(parent, seen.url);
         let is_there = || mine.iter().any(|one| one.metadata.name == key.metadata.name);
-        if seen.key_ends.unwrap_or_else(is_there) {
+        if seen.key_expires.unwrap_or_else(is_there) {
             want(key);
         }
         for one in seen.listed {

@@ -34,7 +34,7 @@ fn see(
 ) -> ChildRotations {
     children(
         parent,
-        &ObservedRancher { url: URL, user: "u-1", listed, key_ends: Some(true), others },
+        &ObservedRancher { url: URL, user: "u-1", listed, key_expires: Some(true), others },
     )
 }
 
@@ -101,11 +101,11 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
     let again = see(&parent, &creds, &others);
     assert!(again.missing.is_empty() && again.changed.is_empty() && again.superfluous.is_empty());
     assert_eq!(names(&again.wanted), names(&found.wanted));
-    // If `key_ends` is `None` (not known), the child for the API key is neither created nor
+    // If `key_expires` is `None` (not known), the child for the API key is neither created nor
     // deleted.
     let unknown = |others: &[&TokenRotation]| {
         let seen =
-            ObservedRancher { url: URL, user: "u-1", listed: &creds, key_ends: None, others };
+            ObservedRancher { url: URL, user: "u-1", listed: &creds, key_expires: None, others };
         super::children(&parent, &seen)
     };
     assert_eq!((unknown(&others).superfluous, unknown(&[]).missing.len()), (Vec::new(), 2));
@@ -115,7 +115,7 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
         url: URL,
         user: "u-1",
         listed: &creds,
-        key_ends: Some(false),
+        key_expires: Some(false),
         others: &others,
     };
     let without = super::children(&parent, &seen);

@@ -133,12 +133,12 @@ pub fn unknown_authority(shown: &str) -> String {
     )
 }
 
-/// Report about the API key. `user`: ID of the user to whom the key belongs. `ends`: expiry of the
-/// key. `None`: the key does not expire. `listed`: cloud credentials that the user may read.
-pub fn report(user: &str, ends: Option<Seconds>, listed: &[ChildCandidate]) -> String {
+/// Report about the API key. `user`: ID of the user to whom the key belongs. `expires`: expiry of
+/// the key. `None`: the key does not expire. `listed`: cloud credentials that the user may read.
+pub fn report(user: &str, expires: Option<Seconds>, listed: &[ChildCandidate]) -> String {
     let own = listed.iter().filter(|one| one.owner == user).count();
     let others = listed.len() - own;
-    let until = ends.and_then(|at| DateTime::from_timestamp(at, 0));
+    let until = expires.and_then(|at| DateTime::from_timestamp(at, 0));
     let until = until.map_or_else(
         || "does not expire".to_owned(),
         |at| format!("expires on {}, unless a TokenRotation renews it", at.format("%F %T UTC")),

@@ -39,7 +39,7 @@ pub(super) fn update_state(
                 adopted(plan, state, seen, held),
             ));
         }
-        if let Some(next) = issuer_report::with_reported_end(state, held, seen.now) {
+        if let Some(next) = issuer_report::with_reported_expiry(state, held, seen.now) {
             return Some(RotationAction::write(StateChange::Retimed, next));
         }
     }
@@ -56,8 +56,8 @@ fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential)
         return current.hash == held.hash;
     }
     let is_asked_for = held.report.is_some() || held.is_unseen;
-    let ends_alike = is_asked_for || current.expires == held.claims.expires;
-    current.name == held.claims.name && ends_alike
+    let expire_alike = is_asked_for || current.expires == held.claims.expires;
+    current.name == held.claims.name && expire_alike
 }
 
 fn has_hash(hash: Option<&String>, held: &TargetCredential) -> bool {

@@ -102,8 +102,8 @@ fn replace(
     let leaked = requests.leaked.is_some();
     next.pending = Some(PendingEntry { name, since: seen.now, requests, publishing: None });
     match occupied_until(plan, state, seen).filter(|at| {
-        let ends = state.current.as_ref().and_then(|current| current.expires);
-        !leaked && ends.is_none_or(|end| end > *at)
+        let expires = state.current.as_ref().and_then(|current| current.expires);
+        !leaked && expires.is_none_or(|end| end > *at)
     }) {
         Some(at) if at > seen.now => {
             until.or(at);

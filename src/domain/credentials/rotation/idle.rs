@@ -37,8 +37,8 @@ pub fn step_if_unchanged(
     let state = status::state(Some(status));
     match step_as_recorded(&plan, &state, unpublished, now)? {
         RotationAction::Wait(until) => {
-            let ends = status::ends(status);
-            Some(RotationAction::Wait(next_reconcile(&plan, &state, until, ends, now)))
+            let expires = status::expiry(status);
+            Some(RotationAction::Wait(next_reconcile(&plan, &state, until, expires, now)))
         }
         step => Some(step),
     }
@@ -72,15 +72,15 @@ pub(super) fn step_as_recorded(
 }
 
 /// First time after `now` at which a rotation must be reconciled: the time of its next step
-/// (`until`), or of a change of the condition Expiring. `ends`: earliest expiry of the target's
+/// (`until`), or of a change of the condition Expiring. `expires`: earliest expiry of the target's
 /// credentials. The result is `None` if no time is known.
 pub fn next_reconcile(
     plan: &RotationPlan,
     state: &RotationState,
     until: Option<Seconds>,
-    ends: Option<Seconds>,
+    expires: Option<Seconds>,
     now: Seconds,
 ) -> Option<Seconds> {
-    let times = [until, expiry::alarm(plan, state, ends), ends];
+    let times = [until, expiry::alarm(plan, state, expires), expires];
     times.into_iter().flatten().filter(|at| *at > now).min()
 }

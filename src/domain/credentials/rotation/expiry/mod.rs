@@ -14,28 +14,32 @@ pub const MINTER_EXPIRING: &str = "MinterExpiring";
 /// Status, reason and message of a condition.
 pub(super) type ConditionText = (ConditionStatus, &'static str, String);
 
-/// Time from which the condition Expiring is True. `ends`: earliest known expiry of the target's
+/// Time from which the condition Expiring is True. `expires`: earliest known expiry of the target's
 /// credentials. The result is `None` if no credential is known to expire.
-pub fn alarm(plan: &RotationPlan, state: &RotationState, ends: Option<Seconds>) -> Option<Seconds> {
+pub fn alarm(
+    plan: &RotationPlan,
+    state: &RotationState,
+    expires: Option<Seconds>,
+) -> Option<Seconds> {
     match due(plan, state) {
         Some(due) => Some(due.latest),
-        None => ends.map(|end| end - plan.schedule.minimum_left),
+        None => expires.map(|end| end - plan.schedule.minimum_left),
     }
 }
 
-/// Condition Expiring of the target's credentials. `ends`: earliest known expiry of these
+/// Condition Expiring of the target's credentials. `expires`: earliest known expiry of these
 /// credentials.
 pub(super) fn expiring_condition(
     plan: &RotationPlan,
     state: &RotationState,
     watched: &WatchedCredentials,
-    ends: Option<Seconds>,
+    expires: Option<Seconds>,
     now: Seconds,
 ) -> ConditionText {
-    let is_near = alarm(plan, state, ends).is_some_and(|at| at <= now);
-    match (is_near, ends) {
+    let is_near = alarm(plan, state, expires).is_some_and(|at| at <= now);
+    match (is_near, expires) {
         (true, Some(end)) if plan.source.is_none() => {
-            let named = watched.ending_by(now + plan.schedule.minimum_left, now);
+            let named = watched.expiring_by(now + plan.schedule.minimum_left, now);
             let named = if named.is_empty() {
                 format!("the credential expires at {}", rfc3339(end))
             } else {

@@ -12,11 +12,11 @@ fn plan() -> RotationPlan {
     status::plan(&TokenRotation::new("all", spec))
 }
 
-fn key(issued: Option<Seconds>, ends: Option<Seconds>, renewed: bool) -> ApiKey {
+fn key(issued: Option<Seconds>, expires: Option<Seconds>, renewed: bool) -> ApiKey {
     ApiKey {
         name: "token-abcde".into(),
         issued_at: issued.map(rfc3339),
-        expires_at: ends.map(rfc3339),
+        expires_at: expires.map(rfc3339),
         renewed,
     }
 }

@@ -37,7 +37,7 @@ pub struct CredentialInventory {
 struct InventoryEntry {
     title: String,
     name: String,
-    ends: Option<Seconds>,
+    expires: Option<Seconds>,
     unknown: Option<String>,
     /// Value of the inventory's `reads` after the last read of this cloud credential. `None`: the
     /// cloud credential was not read since the inventory was made.
@@ -52,7 +52,7 @@ impl CredentialInventory {
             let entry = InventoryEntry {
                 title: one.title.clone().unwrap_or_default(),
                 name: one.name.clone(),
-                ends: watched::end(one),
+                expires: watched::expiry(one),
                 unknown: one.unknown.clone(),
                 read: None,
             };
@@ -80,8 +80,8 @@ impl CredentialInventory {
     }
 
     /// Stores the result of reading the credential `name`. A name that is not in the list is
-    /// ignored. For a credential that has ended, Rancher reports another end at each read. So the
-    /// end that was stored first stays.
+    /// ignored. For a credential that has expired, Rancher reports another expiry at each read. So
+    /// the expiry that was stored first stays.
     pub fn store_read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
@@ -90,9 +90,10 @@ impl CredentialInventory {
             CredentialReadResult::Read(claims) => {
                 let name = watched::cut_name(&claims.name);
                 let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
-                let is_known = is_over(claims.expires) && is_over(entry.ends) && entry.name == name;
+                let is_known =
+                    is_over(claims.expires) && is_over(entry.expires) && entry.name == name;
                 if !is_known {
-                    entry.ends = claims.expires;
+                    entry.expires = claims.expires;
                 }
                 entry.name = name;
                 entry.unknown = None;
@@ -114,7 +115,7 @@ impl CredentialInventory {
             name: entry.name.clone(),
             credential: Some(watched::cut_name(name)),
             title: Some(watched::cut_name(&entry.title)).filter(|title| !title.is_empty()),
-            expires_at: entry.ends.map(timestamp::rfc3339),
+            expires_at: entry.expires.map(timestamp::rfc3339),
             rotated: is_rotated(name),
             unknown: entry.unknown.clone(),
         };

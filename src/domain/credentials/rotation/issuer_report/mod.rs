@@ -50,7 +50,7 @@ impl TargetCredential {
 /// State with the expiry that the issuer reports for the credential in use. A foreign credential
 /// that the issuer no longer lists counts as expired at `now`. `None`: the issuer reports nothing,
 /// the state already has this expiry, or the recorded and the reported expiry have both passed.
-pub(super) fn with_reported_end(
+pub(super) fn with_reported_expiry(
     state: &RotationState,
     held: &TargetCredential,
     now: Seconds,
@@ -66,7 +66,7 @@ pub(super) fn with_reported_end(
         kept_alive: false,
     });
     let report = held.report.as_ref().or(gone.as_ref())?;
-    // The exact end of a credential that has ended is not known, so the recorded expiry stays.
+    // The exact expiry of a credential that has expired is not known, so the recorded expiry stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
     let is_same = current.expires == report.expires && current.kept_alive == report.kept_alive;
     if is_same || is_over(current.expires) && is_over(report.expires) {

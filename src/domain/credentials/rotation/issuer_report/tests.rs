@@ -38,7 +38,7 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
 /// `IssuerReport::of` returns `None` if Rancher's answer lacks the token, for example because the
 /// token is another user's. Such a token may end at any time.
 #[test]
-fn silence_is_no_word_of_a_token_without_end() {
+fn silence_is_no_word_of_a_token_without_expiry() {
     let unknown = TokenClaims { issued: None, ..claims(None) };
     assert_eq!(IssuerReport::of(&token("kubeconfig-u-abcdefghij:s"), &unknown, true), None);
     // {"exp":2000000000,"iat":1000000000}: the token states its own times, so it is not Rancher's.
@@ -96,7 +96,7 @@ fn after(
 }
 
 #[test]
-fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
+fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_expiry() {
     let plan = plan();
     let (state, act) = after(&plan, &RotationState::default(), &seen(NOW, None, true));
     assert!(state.is_kept_alive());

@@ -181,7 +181,7 @@ pub struct StatusObservations {
 }
 
 /// Earliest expiry of the target's credentials, as a status states it. `None`: no expiry is known.
-pub fn ends(status: &TokenRotationStatus) -> Option<Seconds> {
+pub fn expiry(status: &TokenRotationStatus) -> Option<Seconds> {
     status.expires_at.as_deref().and_then(parse_rfc3339)
 }
 
@@ -204,7 +204,7 @@ pub fn status(
     let watched = observed.watched.clone().unwrap_or_else(|| watched(&old));
     let api_key = observed.key.clone().or(old.api_key);
     let held = state.current.as_ref().and_then(|current| current.expires);
-    let ends = held.into_iter().chain(watched.first_end()).min();
+    let expires = held.into_iter().chain(watched.first_expiry()).min();
     let due = due(&plan, state);
     let beyond = i64::try_from(watched.beyond).ok().filter(|beyond| *beyond > 0);
     let mut status = TokenRotationStatus {
@@ -215,7 +215,7 @@ pub fn status(
         // The URL that was recorded first is never replaced by another one.
         rancher_url: old.rancher_url.or_else(|| observed.rancher_url.clone()),
         api_key,
-        expires_at: ends.map(rfc3339),
+        expires_at: expires.map(rfc3339),
         next_rotation: due.filter(|_| !plan.schedule.paused).map(|due| rfc3339(due.at)),
         conditions: old.conditions,
         ..recorded(state)
@@ -224,7 +224,7 @@ pub fn status(
         let (holds, reason, message) = ready.condition(&plan, state);
         set_condition(&mut status.conditions, READY, (holds, &reason, message), now);
     }
-    let said = expiring_condition(&plan, state, &watched, ends, now);
+    let said = expiring_condition(&plan, state, &watched, expires, now);
     set_condition(&mut status.conditions, EXPIRING, said, now);
     if let Some(key) = &status.api_key {
         let said = minter_condition(&plan, key, observed.refused, now);

@@ -39,8 +39,8 @@ impl WatchedCredentials {
 
     /// Earliest expiry of a credential in `listed` that is not replaced. `None`: no such credential
     /// has a known expiry.
-    pub fn first_end(&self) -> Option<Seconds> {
-        self.listed.iter().filter(|one| !one.rotated).filter_map(end).min()
+    pub fn first_expiry(&self) -> Option<Seconds> {
+        self.listed.iter().filter(|one| !one.rotated).filter_map(expiry).min()
     }
 
     /// Number of credentials in `listed` whose expiry could not be read.
@@ -50,7 +50,7 @@ impl WatchedCredentials {
 
     /// Text about the credentials in `listed` that expire by `at` and are not replaced. The text
     /// names the first `MOST_NAMED` of them, and counts the others.
-    pub fn ending_by(&self, at: Seconds, now: Seconds) -> String {
+    pub fn expiring_by(&self, at: Seconds, now: Seconds) -> String {
         let near: Vec<&WatchedCredential> =
             self.listed.iter().filter(|one| is_near(one, at)).collect();
         let mut words: Vec<String> =
@@ -64,18 +64,18 @@ impl WatchedCredentials {
 
 /// Whether a credential expires by `at` and is not replaced.
 pub fn is_near(one: &WatchedCredential, at: Seconds) -> bool {
-    !one.rotated && end(one).is_some_and(|end| end <= at)
+    !one.rotated && expiry(one).is_some_and(|end| end <= at)
 }
 
 /// Expiry of a credential. `None`: the credential does not expire, or its expiry is not known.
-pub fn end(one: &WatchedCredential) -> Option<Seconds> {
+pub fn expiry(one: &WatchedCredential) -> Option<Seconds> {
     one.expires_at.as_deref().and_then(timestamp::parse_rfc3339)
 }
 
 /// Sort key. The order: credentials that expire and are not replaced, credentials with an unknown
 /// expiry, credentials that expire and are replaced, credentials without an expiry.
 fn rank(one: &WatchedCredential) -> (u8, Seconds) {
-    match (end(one), one.rotated) {
+    match (expiry(one), one.rotated) {
         (Some(end), false) => (0, end),
         (None, false) if one.unknown.is_some() => (1, 0),
         (Some(end), true) => (2, end),
@@ -94,18 +94,18 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Keeps the first reported expiry of each credential that has ended. `before`: list in the earlier
-/// status. If a credential has ended in both lists, the credential gets the expiry in `before`. The
-/// exact end of such a credential is not known, so the first reported end stays.
-pub fn keep_first_ends(
+/// Keeps the first reported expiry of each credential that has expired. `before`: list in the
+/// earlier status. If a credential has expired in both lists, the credential gets the expiry in
+/// `before`. The exact expiry of such a credential is not known, so the first reported one stays.
+pub fn keep_first_expiries(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],
     now: Seconds,
 ) {
-    for one in watched.listed.iter_mut().filter(|one| end(one).is_some_and(|end| end <= now)) {
+    for one in watched.listed.iter_mut().filter(|one| expiry(one).is_some_and(|end| end <= now)) {
         let same = |old: &&WatchedCredential| {
             (&old.credential, &old.user, &old.name) == (&one.credential, &one.user, &one.name)
-                && end(old).is_some_and(|end| end <= now)
+                && expiry(old).is_some_and(|end| end <= now)
         };
         if let Some(old) = before.iter().find(same) {
             one.expires_at.clone_from(&old.expires_at);

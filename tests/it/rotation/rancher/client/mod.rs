@@ -80,7 +80,7 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
             ensure!(site.there.accepts(made.secret.reveal()), "{version:?}");
             assert_eq!(made.token.name.starts_with("ext/"), retired, "{version:?}");
             assert_eq!(name(&made.secret), made.token.name);
-            assert_eq!(made.token.ends, Some(made.token.created + 30 * DAY));
+            assert_eq!(made.token.expires, Some(made.token.created + 30 * DAY));
             assert!((date - made.token.created).abs() <= 60, "{date}");
 
             site.client.mint(&site.key, api, order("uid-2")).await?;
@@ -240,7 +240,7 @@ async fn the_granted_lifetime_is_read_from_creation_and_expiry() -> Result<()> {
         assert!(site.there.set("auth-token-max-ttl-minutes", max));
         let made = site.client.mint(&site.key, TokenApi::V3, lives(asked)).await?.value;
         let expected = granted.map(|life: i64| made.token.created + life.max(0));
-        assert_eq!(made.token.ends, expected, "{max} {asked}");
+        assert_eq!(made.token.expires, expected, "{max} {asked}");
         assert_eq!(made.token.cluster.as_deref(), Some("c-m-prod"));
         assert_eq!(site.there.accepts(made.secret.reveal()), asked >= 0);
     }
@@ -248,7 +248,7 @@ async fn the_granted_lifetime_is_read_from_creation_and_expiry() -> Result<()> {
     site.there.retire_v3_tokens();
     assert!(site.there.set("auth-token-default-ttl-minutes", "0"));
     let made = site.client.mint(&site.key, TokenApi::Ext, lives(0)).await?.value;
-    assert_eq!(made.token.ends, None);
+    assert_eq!(made.token.expires, None);
     assert!(site.there.accepts(made.secret.reveal()));
     Ok(())
 }

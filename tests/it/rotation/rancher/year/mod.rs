@@ -244,8 +244,8 @@ impl Rotation {
             RotationAction::Publish { keep } => {
                 let Some((hand, Some(value))) = &self.hand else { bail!("nothing in hand") };
                 if let Some(sight) = &sight {
-                    let ends = hand.made.as_ref().and_then(|made| made.expires);
-                    let new = ReplacementToken { token: value, ends, keep, to: None };
+                    let expires = hand.made.as_ref().and_then(|made| made.expires);
+                    let new = ReplacementToken { token: value, expires, keep, to: None };
                     let written = issuer.publish(&site.cc, sight, &new).await;
                     written
                         .map_err(|why| (RotationStep::Publish, hand.name.clone(), why.to_string()))
