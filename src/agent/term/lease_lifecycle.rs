@@ -140,8 +140,8 @@ impl AgentTerm<'_> {
         let up = self.parent.as_ref().is_some_and(|parent| parent.carries);
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let said = match &mut lease.client {
-            Some(client) => client.link(up, at.now),
-            None => lease.begin(options, seed, at).link(up, at.now),
+            Some(client) => client.set_link(up, at.now),
+            None => lease.begin(options, seed, at).set_link(up, at.now),
         };
         self.stale = true;
         self.act(mac, said);
@@ -182,7 +182,7 @@ impl AgentTerm<'_> {
             }
         }
         let lease = self.leases.get_mut(&mac);
-        let said = lease.and_then(|lease| lease.client.as_mut()).map(|client| client.due(now));
+        let said = lease.and_then(|lease| lease.client.as_mut()).map(|client| client.poll(now));
         self.act(mac, said.unwrap_or_default());
     }
 
@@ -218,7 +218,7 @@ impl AgentTerm<'_> {
         tracing::info!(record = lease.title(), "the agent releases the lease");
         let up = self.parent.as_ref().is_some_and(|parent| parent.carries);
         if lease.client.is_none() && lease.holds() {
-            lease.begin(options, seed, at).link(up, at.now);
+            lease.begin(options, seed, at).set_link(up, at.now);
         }
         if let Some(client) = &mut lease.client {
             let said = client.release(at.now);

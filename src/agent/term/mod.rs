@@ -331,7 +331,7 @@ impl<'a> AgentTerm<'a> {
         for mac in macs {
             let lease = self.leases.get_mut(&mac);
             if let Some(client) = lease.and_then(|lease| lease.client.as_mut()) {
-                let said = client.link(up, now);
+                let said = client.set_link(up, now);
                 self.act(mac, said);
             }
         }

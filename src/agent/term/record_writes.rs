@@ -110,7 +110,7 @@ impl AgentTerm<'_> {
                 self.stale = true;
                 let PendingWrite::Record(record) = what else { return self.again(mac) };
                 if let Some(client) = &mut lease.client {
-                    let said = client.recorded(record.serial, clock::now());
+                    let said = client.record_written(record.serial, clock::now());
                     self.act(mac, said);
                 }
                 return self.again(mac);

@@ -9,7 +9,7 @@ mod wire;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use harvester_guest_operator::domain::dhcp::{DhcpClient, ClientAction};
+use harvester_guest_operator::domain::dhcp::{ClientAction, DhcpClient};
 use libfuzzer_sys::fuzz_target;
 
 /// The client, and the state of its keeper.
@@ -56,7 +56,7 @@ impl Keeper {
         let out = match what % 8 {
             0 | 1 => {
                 self.now = self.client.deadline().map_or(self.now, |at| self.now.max(at));
-                self.client.due(self.now)
+                self.client.poll(self.now)
             }
             2..=4 => {
                 let seconds = [0, 9, 10, 40, 120, 3600, u32::MAX - 1, u32::MAX][usize::from(b % 8)];
@@ -73,13 +73,13 @@ impl Keeper {
             }
             5 => {
                 self.now += Duration::from_millis(number.into());
-                self.client.due(self.now)
+                self.client.poll(self.now)
             }
             6 if a % 16 == 0 => self.client.release(self.now),
-            6 => self.client.link(a % 2 == 0, self.now),
+            6 => self.client.set_link(a % 2 == 0, self.now),
             _ => {
                 self.written = self.record.1;
-                self.client.recorded(self.record.0, self.now)
+                self.client.record_written(self.record.0, self.now)
             }
         };
         self.takes(&out);

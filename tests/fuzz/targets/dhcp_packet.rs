@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use harvester_guest_operator::domain::dhcp::{DhcpClient, ClientAction, owner_of};
+use harvester_guest_operator::domain::dhcp::{ClientAction, DhcpClient, owner_of};
 use libfuzzer_sys::fuzz_target;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
@@ -19,7 +19,7 @@ static CLIENTS: LazyLock<Vec<(DhcpClient, u32)>> = LazyLock::new(|| {
     let mut all = Vec::new();
     let mut client = wire::client();
     let mut now = Duration::ZERO;
-    let mut xid = wire::xid(&client.due(now)).unwrap();
+    let mut xid = wire::xid(&client.poll(now)).unwrap();
     all.push((client.clone(), xid));
     for kind in [2, 5] {
         let mut message = wire::head(xid, ADDRESS);
@@ -31,10 +31,10 @@ static CLIENTS: LazyLock<Vec<(DhcpClient, u32)>> = LazyLock::new(|| {
     // From the probe until T1.
     loop {
         now = client.deadline().unwrap();
-        let out = client.due(now);
+        let out = client.poll(now);
         for out in &out {
             if let ClientAction::Record(record) = out {
-                client.recorded(record.serial, now);
+                client.record_written(record.serial, now);
             }
         }
         if let Some(xid) = wire::xid(&out) {

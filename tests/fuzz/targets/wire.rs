@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use harvester_guest_operator::domain::dhcp::{
-    DhcpClient, ClientIdentity, Mac, ClientOptions, ClientAction, ProbeTiming, owner_of,
+    ClientAction, ClientIdentity, ClientOptions, DhcpClient, Mac, ProbeTiming, owner_of,
 };
 
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);

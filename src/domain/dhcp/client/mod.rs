@@ -5,7 +5,7 @@
 //! * The client sends a message at a planned time, or once as the answer to a message that it waits
 //!   for. So a flood of received frames causes no flood of sent frames.
 //! * If the lease has expired, the client loses or keeps its address before it handles an input.
-//! * A new address may be used only after its record was written ([`DhcpClient::recorded`]).
+//! * A new address may be used only after its record was written ([`DhcpClient::record_written`]).
 //!
 //! Times are offsets on one clock (`CLOCK_BOOTTIME`). This clock cannot be set, and it runs on
 //! while the host sleeps. If the clock seems to run backwards, it counts as stopped.
@@ -165,7 +165,7 @@ impl DhcpClient {
         self
     }
 
-    /// Time at which [`DhcpClient::due`] must be called. `None`: no call is due.
+    /// Time at which [`DhcpClient::poll`] must be called. `None`: no call is due.
     pub fn deadline(&self) -> Option<Duration> {
         let inquiry = self.inquiry.as_ref().map(|inquiry| inquiry.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
@@ -259,7 +259,7 @@ impl DhcpClient {
     }
 
     /// Takes the steps that are due at `now`. Returns the actions that the caller must carry out.
-    pub fn due(&mut self, now: Duration) -> Vec<ClientAction> {
+    pub fn poll(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
         let inquiry = self.inquiry.as_ref().map(|inquiry| inquiry.next).filter(|_| self.up);
@@ -285,7 +285,7 @@ impl DhcpClient {
     /// Sets whether the link is up. The lease time runs on while the link is down. After a change,
     /// the client will ask servers to confirm its lease, or search for an address again. A new
     /// client assumes that its link is up.
-    pub fn link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
+    pub fn set_link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
         self.up = up;
@@ -303,7 +303,7 @@ impl DhcpClient {
     }
 
     /// Must be called after the record `serial` was written. Then the record's address may be used.
-    pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<ClientAction> {
+    pub fn record_written(&mut self, serial: u64, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
             self.awaits = None;

@@ -18,8 +18,9 @@ pub enum ClientAction {
     /// Send this complete Ethernet frame. The sockets of [`super::super::DhcpClient::listening`]
     /// must be open first.
     Send(Vec<u8>),
-    /// Write this record into the DHCPLease, then call [`super::super::DhcpClient::recorded`]. A
-    /// later record replaces an earlier one that is not written yet.
+    /// Write this record into the DHCPLease, then call
+    /// [`super::super::DhcpClient::record_written`]. A later record replaces an earlier one that is
+    /// not written yet.
     Record(LeaseRecord),
     /// Report this event in metrics, logs and Events.
     Event(ClientEvent),

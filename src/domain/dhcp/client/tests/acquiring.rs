@@ -92,9 +92,9 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     // ends with two octets that are no whole address, and are ignored.
     assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Probing, None));
-    bed.client.recorded(record.serial - 1, bed.now);
+    bed.client.record_written(record.serial - 1, bed.now);
     assert_eq!(bed.address(), None);
-    bed.client.recorded(record.serial, bed.now);
+    bed.client.record_written(record.serial, bed.now);
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Bound, Some(ADDRESS)));
     assert_eq!(bed.client.listening(), OpenSockets::Nothing);
 }
@@ -110,7 +110,7 @@ pub fn a_lease_is_renewed_though_its_record_is_not_written() {
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.address(), None);
     let serial = bed.record().serial;
-    bed.client.recorded(serial, bed.now);
+    bed.client.record_written(serial, bed.now);
     assert_eq!(bed.address(), Some(ADDRESS));
 }
 

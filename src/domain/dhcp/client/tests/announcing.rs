@@ -184,7 +184,7 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
     // If the link goes down before the first RELEASE, the client ends without a RELEASE.
     let mut bed = announced();
     bed.release();
-    bed.link(false);
+    bed.set_link(false);
     bed.passes();
     assert!(bed.done && bed.messages.last().unwrap().kind() != RELEASE);
 }

@@ -294,9 +294,9 @@ pub fn an_infinite_lease_is_one_and_the_longest_finite_one_is_not() {
 #[test]
 pub fn another_host_with_our_hardware_address_is_noticed() {
     let mut other = Bed::of(DhcpClient::new(identity(), ClientOptions::default(), 99, ms(0)));
-    let theirs = other.client.due(ms(0));
+    let theirs = other.client.poll(ms(0));
     let mut bed = Bed::new();
-    let ours = bed.client.due(ms(0));
+    let ours = bed.client.poll(ms(0));
     let frame = |out: &[ClientAction]| match out {
         [ClientAction::Send(frame)] => frame.clone(),
         other => panic!("{other:?}"),
@@ -307,7 +307,7 @@ pub fn another_host_with_our_hardware_address_is_noticed() {
     assert!(bed.saw(&ClientEvent::Duplicate { from: identity().mac }));
     // A client with another hardware address is not a duplicate.
     let third = ClientIdentity::derive("cluster", "default/net", "default", "third");
-    let third = DhcpClient::new(third, ClientOptions::default(), 1, ms(0)).due(ms(0));
+    let third = DhcpClient::new(third, ClientOptions::default(), 1, ms(0)).poll(ms(0));
     bed.events.clear();
     bed.hears(&frame(&third));
     assert_eq!(bed.events, [ClientEvent::Ignored(IgnoreReason::NotOurs)]);

@@ -34,7 +34,7 @@ pub fn who_has_nothing_or_cannot_speak_is_done_at_once() {
     bed.speaks();
     assert_eq!((bed.release(), bed.done), (vec![], true));
     let mut bed = Bed::bound(120);
-    bed.link(false);
+    bed.set_link(false);
     assert_eq!((bed.release(), bed.done), (vec![], true));
     // An address that is being probed is already granted, so it is given back.
     let mut bed = Bed::new();
@@ -56,9 +56,9 @@ impl Bed {
 #[test]
 pub fn nothing_but_release_releases() {
     let mut bed = Bed::bound(120);
-    bed.link(false);
+    bed.set_link(false);
     bed.until(secs(600));
-    bed.link(true);
+    bed.set_link(true);
     bed.until(secs(1200));
     assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
 }
@@ -69,12 +69,12 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     // up again.
     let mut bed = Bed::bound(120);
     bed.now = secs(10);
-    assert_eq!(bed.link(false), []);
+    assert_eq!(bed.set_link(false), []);
     assert_eq!(bed.client.listening(), OpenSockets::Nothing);
     assert_eq!(bed.client.deadline(), Some(secs(120)));
     assert_eq!(bed.until(secs(70)), []);
     assert_eq!(bed.address(), Some(ADDRESS));
-    assert_eq!(bed.link(true), []);
+    assert_eq!(bed.set_link(true), []);
     let confirm = bed.speaks();
     assert_eq!(
         (bed.now, confirm.confirms(), bed.client.state()),
@@ -85,10 +85,10 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
 
     // The link is down for longer than the lease time. The client gives up the address when the
     // lease expires, and requests it when the link is up again.
-    bed.link(false);
+    bed.set_link(false);
     assert_eq!(bed.until(secs(400)), []);
     assert_eq!((bed.address(), bed.record().trouble), (None, Some(ClientTrouble::Expired)));
-    bed.link(true);
+    bed.set_link(true);
     let discover = bed.speaks();
     assert_eq!((bed.now, discover.kind(), discover.wish()), (secs(400), DISCOVER, Some(ADDRESS)));
 }
@@ -98,11 +98,11 @@ pub fn what_was_under_way_begins_anew_when_the_link_is_back() {
     let mut bed = Bed::new();
     let discover = bed.speaks();
     bed.offer(&discover, ADDRESS, 120);
-    bed.link(false);
+    bed.set_link(false);
     assert_eq!(bed.client.deadline(), None);
     assert_eq!(bed.hears(&answer(&discover, ACK, ADDRESS, SERVER, 120)), []);
     bed.now = secs(50);
-    bed.link(true);
+    bed.set_link(true);
     let anew = bed.speaks();
     assert_eq!((anew.kind(), anew.secs, bed.now), (DISCOVER, 0, secs(50)));
     assert_ne!(anew.xid, discover.xid);
@@ -138,10 +138,10 @@ pub fn a_late_answer_does_not_revive_a_lease() {
 #[test]
 pub fn a_clock_that_runs_backwards_is_taken_to_stand_still() {
     let mut bed = Bed::bound(120);
-    assert_eq!(bed.client.due(secs(20)), []);
-    assert_eq!(bed.client.due(secs(0)), []);
-    assert_eq!(bed.client.link(false, secs(0)), []);
-    bed.client.link(true, secs(0));
+    assert_eq!(bed.client.poll(secs(20)), []);
+    assert_eq!(bed.client.poll(secs(0)), []);
+    assert_eq!(bed.client.set_link(false, secs(0)), []);
+    bed.client.set_link(true, secs(0));
     assert_eq!(bed.client.deadline(), Some(secs(20)));
     let confirm = bed.speaks();
     assert_eq!(confirm.kind(), REQUEST);

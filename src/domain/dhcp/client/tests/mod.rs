@@ -111,7 +111,7 @@ impl Bed {
                     let serial = record.serial;
                     self.records.push(record);
                     if !self.slow {
-                        let more = self.client.recorded(serial, self.now);
+                        let more = self.client.record_written(serial, self.now);
                         assert_eq!(more, []);
                     }
                 }
@@ -127,7 +127,7 @@ impl Bed {
     /// then.
     fn passes(&mut self) -> Vec<Seen> {
         self.now = self.now.max(self.client.deadline().expect("a deadline"));
-        let out = self.client.due(self.now);
+        let out = self.client.poll(self.now);
         self.takes(out)
     }
 
@@ -164,8 +164,8 @@ impl Bed {
         self.takes(out)
     }
 
-    fn link(&mut self, up: bool) -> Vec<Seen> {
-        let out = self.client.link(up, self.now);
+    fn set_link(&mut self, up: bool) -> Vec<Seen> {
+        let out = self.client.set_link(up, self.now);
         self.takes(out)
     }
 

@@ -313,10 +313,10 @@ fn endures(blows: &[Blow]) {
             }
             Blow::Due if bed.client.deadline().is_some() => bed.passes(),
             Blow::Due => continue,
-            Blow::Link(up) => bed.link(*up),
+            Blow::Link(up) => bed.set_link(*up),
             Blow::Recorded => {
                 let serial = bed.records.last().map_or(0, |record| record.serial);
-                let out = bed.client.recorded(serial, bed.now);
+                let out = bed.client.record_written(serial, bed.now);
                 bed.takes(out)
             }
         };
