@@ -98,7 +98,7 @@ impl PacketSocket {
         }
     }
 
-    /// Waits until a frame can be taken. Never returns while the socket is closed.
+    /// Waits until a frame can be received. Never returns while the socket is closed.
     pub(super) async fn ready(&self) -> io::Result<()> {
         match &self.socket {
             Some(socket) => socket.readable().await,
@@ -106,8 +106,8 @@ impl PacketSocket {
         }
     }
 
-    /// Takes the next received frame. `None`: no frame is waiting, or the socket is closed.
-    pub(super) fn take<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
+    /// Receives the next frame. `None`: no frame is waiting, or the socket is closed.
+    pub(super) fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         let Some(socket) = &self.socket else { return Ok(None) };
         match socket.try_recv(buffer) {
             Ok(length) => Ok(Some(&buffer[..length])),
@@ -209,7 +209,7 @@ mod tests {
                 let mut buffer = [0; 64];
                 while heard.last() != sent.last() {
                     wire.ready().await.unwrap();
-                    let frame = wire.take(&mut buffer).unwrap().unwrap_or_default().to_vec();
+                    let frame = wire.receive(&mut buffer).unwrap().unwrap_or_default().to_vec();
                     heard.extend(Some(frame).filter(|frame| sent.contains(frame)));
                 }
             };

@@ -113,7 +113,7 @@ async fn reconcile(
 fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> RetentionStep {
     let network = lb.map(|lb| ctx.views.leasing_network(lb));
     let agent = ctx.views.agent_serves(&record.spec.network);
-    dhcp_lease::keep(
+    dhcp_lease::retention_step(
         record,
         lb,
         &network.unwrap_or_default(),

@@ -35,7 +35,7 @@ const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// Names of the CRDs that are in Harvester's chart and in the operator's.
 const CRDS: [&str; 2] = [IP_POOLS, "loadbalancers.loadbalancer.harvesterhci.io"];
 /// Interval between two checks of a CRD. A check reads only the metadata of an unchanged CRD.
-const LOOK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Shortest time between two writes of the same CRD.
 const AGAIN: Duration = Duration::from_mins(10);
 
@@ -101,7 +101,7 @@ async fn watch(ctx: &Context, pools: LedgerHandle) {
                 Err(error) => tracing::warn!(%error, crd = name, "cannot read or write the CRD"),
             }
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 

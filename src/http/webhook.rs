@@ -307,15 +307,23 @@ impl IntoResponse for RequestRefusal {
     }
 }
 
-type At = State<Arc<Webhooks>>;
-type From = Extension<Caller>;
+type WebhookState = State<Arc<Webhooks>>;
+type CallerExtension = Extension<Caller>;
 
-async fn mutation(State(at): At, Extension(caller): From, body: Body) -> Response {
+async fn mutation(
+    State(at): WebhookState,
+    Extension(caller): CallerExtension,
+    body: Body,
+) -> Response {
     let work = at.clone().review(AdmissionStage::Mutation, caller, body);
     within(&at.metrics, "mutation", REVIEW_DEADLINE, work).await
 }
 
-async fn validation(State(at): At, Extension(caller): From, body: Body) -> Response {
+async fn validation(
+    State(at): WebhookState,
+    Extension(caller): CallerExtension,
+    body: Body,
+) -> Response {
     let work = at.clone().review(AdmissionStage::Validation, caller, body);
     within(&at.metrics, "validation", REVIEW_DEADLINE, work).await
 }
@@ -323,7 +331,11 @@ async fn validation(State(at): At, Extension(caller): From, body: Body) -> Respo
 /// Converts objects for any caller, with or without a certificate. The API server shows no
 /// certificate when it requests a conversion. The answer contains only data that the caller has
 /// sent.
-async fn convert(State(at): At, Extension(caller): From, body: Body) -> Response {
+async fn convert(
+    State(at): WebhookState,
+    Extension(caller): CallerExtension,
+    body: Body,
+) -> Response {
     let work = at.clone().convert(caller, body);
     within(&at.metrics, "conversion", CONVERSION_DEADLINE, work).await
 }

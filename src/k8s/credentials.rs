@@ -51,7 +51,7 @@ impl ServerClock {
     }
 
     /// Clock of a server that has just sent the time `said`, in seconds since the epoch.
-    pub fn heard(said: Seconds) -> Self {
+    pub fn from_answer(said: Seconds) -> Self {
         Self { said, at: Instant::now() }
     }
 

@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 
 /// Interval between two searches for LoadBalancers without an answer. The holder of the Lease has
 /// written neither an address nor a condition into the status of such a LoadBalancer.
-const LOOK: Duration = Duration::from_secs(2);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval between two checks whether IPPool's CRD has the status subresource.
 const CHECK_FORM: Duration = Duration::from_secs(10);
 /// Name of IPPool's CRD.
@@ -138,7 +138,7 @@ impl LeaseHolderWatch {
     async fn answer_for(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(SEARCH_INTERVAL).await;
             let now = Timestamp::now();
             for lb in self.views.load_balancers.state() {
                 let age = lb.creation_timestamp().map_or(0, |t| now.as_second() - t.0.as_second());

@@ -259,7 +259,7 @@ impl Metrics {
 
     /// Starts to measure how long the LoadBalancer waits for its address, unless the measurement
     /// has already started. Does nothing if the LoadBalancer has an address or is being deleted.
-    pub fn saw(&self, lb: &LoadBalancer) {
+    pub fn start_wait(&self, lb: &LoadBalancer) {
         let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
         if has_address || lb.metadata.deletion_timestamp.is_some() {
             return;

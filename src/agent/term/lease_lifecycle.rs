@@ -62,7 +62,7 @@ impl AgentTerm<'_> {
             if lease.uid == uid {
                 lease.update(&record);
                 if lease.leaving {
-                    self.leave(mac);
+                    self.release_lease(mac);
                 }
             } else {
                 self.successors.insert(mac, record);
@@ -98,7 +98,7 @@ impl AgentTerm<'_> {
     fn take_up(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.leaving {
-            return self.leave(mac);
+            return self.release_lease(mac);
         }
         if let Some(parent) = &self.parent {
             self.link_worker.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
@@ -173,7 +173,7 @@ impl AgentTerm<'_> {
             lease.retry = None;
             if lease.leaving && !lease.released {
                 self.reschedule(mac);
-                return self.leave(mac);
+                return self.release_lease(mac);
             }
             if lease.link == LinkState::Making {
                 self.take_up(mac);
@@ -192,12 +192,12 @@ impl AgentTerm<'_> {
         lease.gone = true;
         lease.leaving = true;
         lease.pending = None;
-        self.leave(mac);
+        self.release_lease(mac);
     }
 
     /// Releases the address of a lease, if the lease has one. If this agent is not the leader, or
     /// the rate limit of releases is reached, a timer for another attempt is set instead.
-    pub(super) fn leave(&mut self, mac: Mac) {
+    pub(super) fn release_lease(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
         let seed = self.seeds.hash_one((mac.0, at.now));

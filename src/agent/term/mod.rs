@@ -194,7 +194,7 @@ impl<'a> AgentTerm<'a> {
     fn receive_frames(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
         let mut problem = readable.err();
         for _ in 0..MOST_FRAMES {
-            let frame = match self.socket.take(buffer) {
+            let frame = match self.socket.receive(buffer) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
                 Err(error) => {

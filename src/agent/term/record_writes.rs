@@ -122,7 +122,7 @@ impl AgentTerm<'_> {
                     lease.stored = record.status.unwrap_or_default();
                     lease.pending.get_or_insert(what.clone());
                     if lease.leaving {
-                        self.leave(mac);
+                        self.release_lease(mac);
                     }
                     if matches!(error, CallError::Conflict(_)) {
                         return self.again(mac);

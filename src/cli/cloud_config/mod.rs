@@ -41,7 +41,7 @@ const ROUNDS: usize = 30;
 /// Longest time that Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
 /// Pause between two reads of a token Secret that Kubernetes has not filled yet.
-const LOOK: Duration = Duration::from_millis(200);
+const FILL_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest time that the server may take to accept the token of the cloud config.
 const CHECKED: Duration = Duration::from_secs(15);
 
@@ -253,7 +253,7 @@ impl CredentialCommands {
                 if let Some(material) = self.api.material(namespace, token).await? {
                     return anyhow::Ok(material);
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(FILL_POLL_INTERVAL).await;
             }
         };
         tokio::time::timeout(FILLED, filled).await.with_context(|| {

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 /// the TLS handshake has no shorter limit.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between two reads of the state while a step waits.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest wait of one step. This time exceeds 45 s, because the Lease of a killed Go controller
 /// lasts 45 s.
 const LONGEST: Duration = Duration::from_mins(3);
@@ -163,7 +163,7 @@ async fn apply(
             step => takeover.carry_out(step).await?,
         }
         if step.waits() || !is_news {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
     let after = stored_objects::addresses(client).await?;

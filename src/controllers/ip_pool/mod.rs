@@ -75,7 +75,7 @@ impl LedgerTask {
             tokio::select! {
                 biased;
                 message = self.mailbox.recv() => match message {
-                    Some(message) => self.take(message, &mut batch),
+                    Some(message) => self.answer_or_batch(message, &mut batch),
                     None => anyhow::bail!("no handle to the ledger task is left"),
                 },
                 _ = sweep.tick() => {
@@ -96,7 +96,7 @@ impl LedgerTask {
         let mut last = self.started.elapsed();
         loop {
             while let Ok(message) = self.mailbox.try_recv() {
-                self.take(message, batch);
+                self.answer_or_batch(message, batch);
                 last = self.started.elapsed();
             }
             let waiting = WaitingRequests {
@@ -109,14 +109,14 @@ impl LedgerTask {
                 return;
             }
             if let Ok(Some(message)) = tokio::time::timeout(pause, self.mailbox.recv()).await {
-                self.take(message, batch);
+                self.answer_or_batch(message, batch);
                 last = self.started.elapsed();
             }
         }
     }
 
     /// Answers a message at once if it needs no write; otherwise adds it to the batch.
-    fn take(&mut self, message: LedgerMessage, batch: &mut RequestBatch) {
+    fn answer_or_batch(&mut self, message: LedgerMessage, batch: &mut RequestBatch) {
         match message {
             LedgerMessage::Claim(facts, reply) => {
                 let is_stored = |claim: &Claim| self.is_stored(claim, &facts.owner);

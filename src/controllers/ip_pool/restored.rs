@@ -39,7 +39,7 @@ pub async fn keep_published(ctx: &Context) {
         ctx.views.load_balancers.state().iter().filter_map(|lb| facts::lb_entry(lb)).collect();
     let deadline = Instant::now() + PATIENCE;
     let mut is_logged = false;
-    while let Err(error) = keep(ctx, &before, &mut is_logged).await {
+    while let Err(error) = try_keep(ctx, &before, &mut is_logged).await {
         if Instant::now() >= deadline {
             tracing::error!(%error, "cannot record the addresses that were published before the restore");
             return;
@@ -48,7 +48,7 @@ pub async fn keep_published(ctx: &Context) {
     }
 }
 
-async fn keep(
+async fn try_keep(
     ctx: &Context,
     before: &[LoadBalancerEntry],
     is_logged: &mut bool,

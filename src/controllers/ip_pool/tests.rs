@@ -117,7 +117,7 @@ async fn a_stored_claim_needs_no_write() {
     let mut batch = RequestBatch::default();
     let mut answer = |task: &mut LedgerTask, facts: &LbFacts| {
         let (reply, mut answer) = oneshot::channel();
-        task.take(LedgerMessage::Claim(Box::new(facts.clone()), reply), &mut batch);
+        task.answer_or_batch(LedgerMessage::Claim(Box::new(facts.clone()), reply), &mut batch);
         answer.try_recv().ok()
     };
     let ClaimResult::Held { claim, .. } = task.allocator.claim(&lb("web")) else {

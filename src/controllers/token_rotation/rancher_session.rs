@@ -128,7 +128,7 @@ pub(super) async fn open(
     if by_account {
         *clock = own;
     } else if let Some(now) = issued.now {
-        *clock = ServerClock::heard(now);
+        *clock = ServerClock::from_answer(now);
     }
     let key = issuer.life(&key, &issued).await.ok().map(|life| ApiKey {
         name: life.claims.name,

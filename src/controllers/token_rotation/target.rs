@@ -80,7 +80,7 @@ pub(super) async fn read(
             if let Some(now) = view.now
                 && CredentialIssuer::of(rotation) == CredentialIssuer::Rancher
             {
-                *clock = ServerClock::heard(now);
+                *clock = ServerClock::from_answer(now);
             }
             session.cloud_credential_read(rotation, &wants.name, view, clock.now())
         }

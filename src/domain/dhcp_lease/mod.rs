@@ -50,7 +50,7 @@ pub use kube_vip_takeover::{
 };
 pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
 pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
-pub use retention::{RetentionStep, keep, without_finalizer};
+pub use retention::{RetentionStep, retention_step, without_finalizer};
 
 /// Largest assumed difference between the clocks of two machines. A Lease has been abandoned if its
 /// last renewal expired longer ago than this difference.

@@ -33,7 +33,7 @@ pub enum RetentionStep {
 /// Decides the next action on a record. `lb`: the LoadBalancer with the record's name. `network`:
 /// the network of `lb`. `agent`: whether the agent of the record's network is active. `grace`: time
 /// for which the address is kept after the deletion of its LoadBalancer.
-pub fn keep(
+pub fn retention_step(
     record: &DHCPLease,
     lb: Option<&LoadBalancer>,
     network: &str,

@@ -209,7 +209,8 @@ fn a_record_of_another_client_goes_first() {
         lb
     };
     let record = leased(Some("10.7.0.9"));
-    let kept = |lb: &LoadBalancer| keep(&record, Some(lb), NETWORK, true, Duration::ZERO, at(0));
+    let kept =
+        |lb: &LoadBalancer| retention_step(&record, Some(lb), NETWORK, true, Duration::ZERO, at(0));
     let fresh = asking(lb(), "02:00:00:00:00:01");
     let LeasingStep::Wait(why) = said(&fresh, Some(&record), true) else { panic!("taken") };
     assert_eq!((why.clone(), why.reason()), (NoLease::OtherIdentity, "DHCPReturning"));
@@ -287,7 +288,7 @@ fn deletion<T: serde::de::DeserializeOwned>() -> Option<T> {
 const GRACE: Duration = Duration::from_mins(2);
 
 fn kept(record: &DHCPLease, lb: Option<&LoadBalancer>, agent: bool) -> RetentionStep {
-    keep(record, lb, NETWORK, agent, GRACE, at(0))
+    retention_step(record, lb, NETWORK, agent, GRACE, at(0))
 }
 
 #[test]
@@ -330,11 +331,17 @@ fn a_load_balancer_that_does_without_leaves_its_record_at_once() {
     let mut left = record.clone();
     left.spec.release_after = Some(at(60).to_rfc3339());
     for record in [&record, &left] {
-        let elsewhere = keep(record, Some(&lb()), "default/other", true, GRACE, at(0));
+        let elsewhere = retention_step(record, Some(&lb()), "default/other", true, GRACE, at(0));
         assert_eq!(elsewhere, RetentionStep::Delete, "it need not wait for its time");
     }
-    let elsewhere =
-        keep(&record, Some(&publishing(lb(), "10.7.0.9")), "default/other", true, GRACE, at(0));
+    let elsewhere = retention_step(
+        &record,
+        Some(&publishing(lb(), "10.7.0.9")),
+        "default/other",
+        true,
+        GRACE,
+        at(0),
+    );
     assert_eq!(elsewhere, RetentionStep::Nothing);
 }
 
@@ -385,7 +392,7 @@ fn a_kept_address_is_usable_after_its_expiry() {
     assert_eq!(usable(&record, after).map(|lease| lease.ip), Some("10.7.0.9".parse().unwrap()));
     assert!(keeps(&record));
     record.metadata.deletion_timestamp = deletion();
-    let forgotten = keep(&record, None, NETWORK, false, GRACE, after);
+    let forgotten = retention_step(&record, None, NETWORK, false, GRACE, after);
     assert_eq!(forgotten, RetentionStep::Forget);
     status(&mut record).state = Some(LeaseState::Lost);
     assert_eq!(usable(&record, after), None, "another host has it");

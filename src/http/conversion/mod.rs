@@ -179,7 +179,8 @@ struct ReviewBudget {
 impl ReviewBudget {
     const FULL: Self = Self { review: MOST_VALUES, object: 0, maps: 0 };
 
-    fn take(&mut self, values: usize) -> Result<(), String> {
+    /// Subtracts values of the current object. `Err`: the object, or the review, has too many.
+    fn spend(&mut self, values: usize) -> Result<(), String> {
         self.object = self.object.checked_sub(values).ok_or_else(|| {
             format!("has more than {MOST_VALUES_OF_OBJECT} values: no LoadBalancer needs so many")
         })?;
@@ -189,8 +190,8 @@ impl ReviewBudget {
         Ok(())
     }
 
-    fn take_text(&mut self, text: &str) -> Result<(), String> {
-        self.take(most_values(text))?;
+    fn spend_text(&mut self, text: &str) -> Result<(), String> {
+        self.spend(most_values(text))?;
         self.maps = self.maps.checked_sub(maps(text)).ok_or_else(|| {
             format!("has more than {MOST_MAPS_OF_OBJECT} maps: no LoadBalancer needs so many")
         })?;
@@ -198,7 +199,7 @@ impl ReviewBudget {
     }
 
     fn read(&mut self, text: &RawValue) -> Result<Value, String> {
-        self.take_text(text.get())?;
+        self.spend_text(text.get())?;
         serde_json::from_str(text.get()).map_err(|error| error.to_string())
     }
 }
@@ -243,7 +244,7 @@ fn convert_one(
         // `convert` also parses the text in these annotations, so the values in the text count.
         for key in [ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS] {
             let text = annotations.as_ref().and_then(|annotations| annotations.get(key)?.as_str());
-            text.map_or(Ok(()), |text| budget.take_text(text))?;
+            text.map_or(Ok(()), |text| budget.spend_text(text))?;
         }
         let annotations = annotations.map(|annotations| ("annotations".to_owned(), annotations));
         read.insert("metadata".to_owned(), Value::Object(annotations.into_iter().collect()));
@@ -254,7 +255,7 @@ fn convert_one(
 
 fn fields_of<'a>(text: &'a str, budget: &mut ReviewBudget) -> Result<Fields<'a>, String> {
     let fields: Fields<'a> = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    budget.take(fields.len() + 1)?;
+    budget.spend(fields.len() + 1)?;
     Ok(fields)
 }
 

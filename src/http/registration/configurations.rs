@@ -13,7 +13,7 @@ use k8s_openapi::ByteString;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{LONGEST_PAUSE, Registrar, RegistrarState, RoundStop, take_secret};
+use super::{LONGEST_PAUSE, Registrar, RegistrarState, RoundStop, store_secret};
 use crate::domain::admission::webhook_configuration::{
     AdmissionEndpoint, CONFIGURATION, OwnerRole, Registration, WebhookObject, bundles, has_content,
     is_ours, needs_conversion, patch,
@@ -30,7 +30,7 @@ const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_min
 /// repair, the count of repairs starts again at one.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
-const SERVICE_LOOK: Duration = Duration::from_secs(1);
+const SERVICE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Configurations that were written, and their repairs after changes by other clients.
 #[derive(Default)]
@@ -76,13 +76,13 @@ impl Registrar {
             return Ok(LONGEST_PAUSE);
         }
         if !self.is_reachable(state).await? {
-            return Ok(SERVICE_LOOK);
+            return Ok(SERVICE_CHECK_INTERVAL);
         }
         // Another replica may have stored a newer bundle in the Secret than this replica has read,
         // so the Secret is read again.
         let fresh = self.installation.secret().await?;
         if state.secret != fresh {
-            take_secret(state, fresh);
+            store_secret(state, fresh);
             return Err(RoundStop::Again);
         }
         // The garbage collector would remove a configuration whose owner no longer exists, so the

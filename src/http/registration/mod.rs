@@ -129,7 +129,7 @@ impl Registrar {
             };
             tokio::select! {
                 observed = observations.recv() => match observed {
-                    Some(observed) => take(&mut state, observed, &mut observations),
+                    Some(observed) => store_observed(&mut state, observed, &mut observations),
                     // Not expected, because the watches run as long as the process.
                     None => sleep(LONGEST_PAUSE).await,
                 },
@@ -214,11 +214,11 @@ impl Registrar {
         match self.installation.write_secret(state.secret.as_ref(), made.data()).await {
             Ok(written) => {
                 tracing::info!(step = step_name(&step), "wrote the Secret of admission");
-                take_secret(state, Some(written));
+                store_secret(state, Some(written));
             }
             Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
                 let stored = self.installation.secret().await?;
-                take_secret(state, stored);
+                store_secret(state, stored);
             }
             Err(error) => return Err(error.into()),
         }
@@ -282,7 +282,7 @@ impl Registrar {
     }
 }
 
-fn take(
+fn store_observed(
     state: &mut RegistrarState,
     observed: ObservedObject,
     more: &mut mpsc::UnboundedReceiver<ObservedObject>,
@@ -290,7 +290,7 @@ fn take(
     let mut observed = Some(observed);
     while let Some(seen) = observed {
         match seen {
-            ObservedObject::Secret(secret) => take_secret(state, secret),
+            ObservedObject::Secret(secret) => store_secret(state, secret),
             ObservedObject::Configuration(part, content) => {
                 state.parts.insert(part, content);
             }
@@ -299,7 +299,7 @@ fn take(
     }
 }
 
-fn take_secret(state: &mut RegistrarState, secret: Option<VersionedSecret>) {
+fn store_secret(state: &mut RegistrarState, secret: Option<VersionedSecret>) {
     if std::mem::replace(&mut state.secret_observed, true) && state.secret == secret {
         return;
     }

@@ -51,7 +51,8 @@ impl TakeoverClient {
         Ok(crds)
     }
 
-    pub(super) async fn keep(&self, name: &str) -> anyhow::Result<()> {
+    /// Annotates the CRD `name`, so that Helm keeps it when its release is uninstalled.
+    pub(super) async fn set_keep_policy(&self, name: &str) -> anyhow::Result<()> {
         self.change(name, json!({"metadata": {"annotations": {KEEP: "keep"}}})).await
     }
 

@@ -155,7 +155,7 @@ impl TakeoverClient {
     /// and decides again.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
-            TakeoverStep::KeepCrd(name) => self.keep(name).await,
+            TakeoverStep::KeepCrd(name) => self.set_keep_policy(name).await,
             TakeoverStep::AdoptCrd(name) => self.adopt(name).await,
             TakeoverStep::RestoreCrd(name) => self.restore(name).await,
             TakeoverStep::StopChart => self.set_chart(true).await,

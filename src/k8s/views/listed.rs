@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{ENDPOINTS, ViewPart, Views};
 
 /// Interval between two checks whether each list is complete or refused.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// All parts of the views. Field 0: the part. Fields 1 and 2: verb and resource of the read that
 /// fills the part.
@@ -67,7 +67,7 @@ impl Views {
         };
         let listed = async {
             while !late().is_empty() {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         let _ = tokio::time::timeout(patience, listed).await;

@@ -106,7 +106,7 @@ pub(super) fn set(
     if let Some(former) = former(views, lb.meta()) {
         remove(views, metrics, writer, owner_of(former.meta()));
     }
-    metrics.saw(&lb);
+    metrics.start_wait(&lb);
     lock(&views.index.uids).insert(lb.uid().unwrap_or_default(), trimming);
     select(views, &lb);
     writer.set(lb);

@@ -183,7 +183,7 @@ async fn read(at: &InformerContext, changed: &Notify) {
             () = changed.notified() => {}
             () = until(next.as_ref().map(|(at, _)| *at)) => {
                 if let Some((_, name)) = next {
-                    take(&api, views, &name).await;
+                    read_one(&api, views, &name).await;
                 }
             }
         }
@@ -191,7 +191,7 @@ async fn read(at: &InformerContext, changed: &Notify) {
 }
 
 /// Reads the pool `name`, and stores its facts in the view.
-async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
+async fn read_one(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
     lock(&views.index.pools).begin(name);
     let read = api.call_get_if_served(name).await;
     let (mut pools, now) = (lock(&views.index.pools), Instant::now());

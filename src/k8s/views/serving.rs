@@ -143,7 +143,7 @@ impl<T: Clone> OwnedObjects<T> {
     }
 
     /// Whether the view has the object `key` with the resourceVersion `version` or a newer one.
-    fn knows(&self, key: &str, version: &str) -> bool {
+    fn has_version(&self, key: &str, version: &str) -> bool {
         lock(&self.0).entry(key).is_some_and(|entry| !is_newer(version, &entry.version))
     }
 
@@ -241,7 +241,9 @@ pub(super) async fn watch_slices(at: InformerContext) {
 pub(super) fn apply_slice(at: &InformerContext, event: ObjectEvent<LazyObject<EndpointSlice>>) {
     let views = &at.views;
     match event {
-        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => see(views, &object),
+        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => {
+            store_observed_slice(views, &object)
+        }
         ObjectEvent::Gone(key, deleted) => {
             let version = deleted.as_ref().and_then(|meta| meta.resource_version.as_deref());
             let served = views.slices.remove(&key, version);
@@ -256,9 +258,9 @@ pub(super) fn apply_slice(at: &InformerContext, event: ObjectEvent<LazyObject<En
 /// Stores an EndpointSlice from an event of the watch. Removes the slice from the view if the slice
 /// cannot be parsed, or if no LoadBalancer owns the slice. Enqueues the LoadBalancer that the slice
 /// serves now, and the LoadBalancer that the slice served before.
-pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
+pub(super) fn store_observed_slice(views: &Views, object: &LazyObject<EndpointSlice>) {
     let (key, version) = (key(object.meta()), object.resource_version().unwrap_or_default());
-    if views.slices.knows(&key, &version) {
+    if views.slices.has_version(&key, &version) {
         return;
     }
     // Before this event, the slice may have served another LoadBalancer. Now it may have become

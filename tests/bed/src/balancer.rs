@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 /// Pause between two probes. Longer than kube-proxy takes to observe endpoints.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for an answer to a probe (`timeoutSeconds` in the chart).
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Probes in a row that fail before a pod is not ready (`failureThreshold`, the default).
@@ -159,7 +159,7 @@ async fn look(backends: Arc<Mutex<Vec<Backend>>>) {
             let same = backends.iter_mut().filter(|b| b.probes == backend.probes);
             same.for_each(|b| b.probed(ready));
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -30,7 +30,7 @@ const CHARTS_FLOWS: &str = "/registry/flowschemas/harvester-guest-operator";
 /// Number of equal reads after which the store counts as quiet, and their period.
 const QUIET: (u32, Duration) = (4, Duration::from_millis(25));
 /// Number of reads after which a store that is not quiet is an error.
-const LOOKS: u32 = 400;
+const MOST_READS: u32 = 400;
 /// Operations in a transaction: the limit with which etcd is started.
 pub(crate) const MOST: usize = 4_000;
 
@@ -108,7 +108,7 @@ impl Store {
     pub(crate) async fn restore(self, snapshot: &mut Snapshot) -> Result<BTreeSet<Key>> {
         let mut changed = BTreeSet::new();
         let mut same = 0;
-        for _ in 0..LOOKS {
+        for _ in 0..MOST_READS {
             let differing = snapshot.differing(&self.revisions().await?);
             if differing.is_empty() {
                 same += 1;

@@ -18,9 +18,10 @@ use super::harvester::Harvester;
 use crate::cloud_config::roles::Release;
 use crate::support::{Cluster, SOON, address, lb};
 
-/// Time after which a cloud provider gives up on an address, and the period of its looks.
+/// Time after which a cloud provider gives up on an address.
 const GIVES_UP: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(200);
+/// Pause of a cloud provider between two reads of its LoadBalancer.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Services of a guest at one time.
 const SERVICES: usize = 5;
 
@@ -78,7 +79,7 @@ impl<'a> Provider<'a> {
                 Err(error) => self.failed.push(format!("{what}: {error}")),
             }
             ensure!(since.elapsed() < SOON, "{what} fails for good: {:?}", self.failed);
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -105,7 +106,7 @@ impl<'a> Provider<'a> {
             }
             let waited = stalls.elapsed(since);
             ensure!(waited < GIVES_UP, "{name} has no address, and is deleted and made again");
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         };
         self.longest = self.longest.max(stalls.elapsed(since));
         self.services.insert(name, ip);

@@ -138,7 +138,7 @@ async fn announce(
         Err((backends, fault)) => (backends, Some(fault)),
     };
     let done = async {
-        at.know_service().await?;
+        at.read_service_if_missing().await?;
         match &listeners {
             Ok(listeners) => {
                 let ports = listeners::ports(listeners);
@@ -234,7 +234,7 @@ impl<'a> ServiceTarget<'a> {
     /// gone.
     async fn remove_service(&self, settings: KeptSettings) -> Result<bool, ReconcileError> {
         self.ctx.prober.remove(&self.key);
-        match self.know_service().await {
+        match self.read_service_if_missing().await {
             // A foreign Service requests no address for this LoadBalancer.
             Ok(()) | Err(WriteObstacle::ForeignService(_)) => {}
             Err(obstacle) => return Err(into_error(obstacle)),

@@ -31,7 +31,7 @@ impl ServiceTarget<'_> {
     /// Reads the Service from the API server, if the view does not show a Service of this
     /// LoadBalancer. The view is not enough, because a Service without the operator's label is not
     /// watched. `Err`: the Service has another owner, or could not be read.
-    pub(super) async fn know_service(&self) -> Result<(), WriteObstacle> {
+    pub(super) async fn read_service_if_missing(&self) -> Result<(), WriteObstacle> {
         if self.own().is_some() { Ok(()) } else { self.read_service().await }
     }
 

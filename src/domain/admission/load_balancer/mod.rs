@@ -118,7 +118,7 @@ pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionA
     }
     let mut new = object.clone();
     if let Some(old) = request.old {
-        status::keep(&mut new, old, known, &mut answer);
+        status::restore_fields(&mut new, old, known, &mut answer);
     } else {
         defaults::former(&mut new, request);
         status::strip(&mut new, &mut answer);

@@ -20,7 +20,7 @@ const MOST_REPORTED: usize = 4;
 /// Restores fields of the status that the client did not send. A client whose types lack a field
 /// omits the field, and does not want to remove it. Also restores `address`, with a warning, if a
 /// guest has sent an address that the guest must not publish.
-pub(super) fn keep(
+pub(super) fn restore_fields(
     new: &mut Value,
     old: &Value,
     known: &LbRuleFacts,

@@ -27,7 +27,7 @@ fn listed(all: &[(&str, &str)]) -> Vec<ChildCandidate> {
     all.iter().map(one).collect()
 }
 
-fn see(
+fn observe(
     parent: &TokenRotation,
     listed: &[ChildCandidate],
     others: &[&TokenRotation],
@@ -74,7 +74,7 @@ fn with_status(mut child: TokenRotation, ready: &str, reason: &str) -> TokenRota
 fn each_credential_of_the_keys_user_has_one_and_the_key() {
     let parent = all();
     let creds = listed(&[("cc-b", "u-1"), ("cc-a", "u-1"), ("cc-x", "u-2")]);
-    let found = see(&parent, &creds, &[&parent]);
+    let found = observe(&parent, &creds, &[&parent]);
     assert_eq!(names(&found.missing), ["rancher-api-key", "rancher-cc-a", "rancher-cc-b"]);
     assert!(found.changed.is_empty() && found.superfluous.is_empty());
     let (name, why) = &found.apart[0];
@@ -98,7 +98,7 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
     // If all children exist, no child is created, changed or deleted.
     let there = born(&found);
     let others: Vec<&TokenRotation> = there.iter().chain([&parent]).collect();
-    let again = see(&parent, &creds, &others);
+    let again = observe(&parent, &creds, &others);
     assert!(again.missing.is_empty() && again.changed.is_empty() && again.superfluous.is_empty());
     assert_eq!(names(&again.wanted), names(&found.wanted));
     // If `key_expires` is `None` (not known), the child for the API key is neither created nor
@@ -128,15 +128,15 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
 fn children_follow_their_parent() {
     let mut parent = all();
     let creds = listed(&[("cc-a", "u-1")]);
-    let there = born(&see(&parent, &creds, &[]));
+    let there = born(&observe(&parent, &creds, &[]));
     let others: Vec<&TokenRotation> = there.iter().collect();
     parent.spec.overlap_seconds = Some(120);
-    let found = see(&parent, &creds, &others);
+    let found = observe(&parent, &creds, &others);
     assert_eq!(names(&found.changed), ["rancher-api-key", "rancher-cc-a"]);
     assert_eq!(found.changed[0].spec.overlap_seconds, Some(120));
     // Rancher's list lacks the cloud credential `cc-a`. The child for `cc-a` is deleted only after
     // a read of `cc-a` by name. `unlisted` holds this name.
-    let found = see(&parent, &[], &others);
+    let found = observe(&parent, &[], &others);
     let gone: Vec<_> = found.superfluous.iter().map(|one| one.unlisted.as_deref()).collect();
     assert_eq!(gone, [Some("cc-a")]);
     // A child with a deletion timestamp is neither deleted a second time nor created.
@@ -145,7 +145,7 @@ fn children_follow_their_parent() {
         child.metadata.deletion_timestamp = child.metadata.creation_timestamp.clone();
     }
     let others: Vec<&TokenRotation> = going.iter().collect();
-    let found = see(&parent, &creds, &others);
+    let found = observe(&parent, &creds, &others);
     assert!(found.missing.is_empty() && found.superfluous.is_empty());
 }
 
@@ -153,22 +153,22 @@ fn children_follow_their_parent() {
 fn what_is_made_by_hand_goes_first() {
     let parent = all();
     let creds = listed(&[("cc-a", "u-1")]);
-    let there = born(&see(&parent, &creds, &[]));
+    let there = born(&observe(&parent, &creds, &[]));
     let credential = by_hand(&json!({"cloudCredential": {"name": "cc-a"}}));
-    let found = see(&parent, &creds, &[&credential]);
+    let found = observe(&parent, &creds, &[&credential]);
     assert_eq!(names(&found.missing), ["rancher-api-key"]);
     assert_eq!(found.apart, [("cc-a".to_owned(), "TokenRotation ns/prod replaces it".to_owned())]);
     // If a TokenRotation was made by hand for the same credential, an existing child must be
     // deleted.
     let others: Vec<&TokenRotation> = there.iter().chain([&credential]).collect();
-    let found = see(&parent, &creds, &others);
+    let found = observe(&parent, &creds, &others);
     assert_eq!(found.superfluous.len(), 1);
     assert_eq!(
         (found.superfluous[0].name.as_str(), None),
         ("rancher-cc-a", found.superfluous[0].unlisted.as_ref())
     );
     let key = by_hand(&json!({"secret": {"name": "rancher", "key": "token"}}));
-    assert_eq!(names(&see(&parent, &creds, &[&key]).missing), ["rancher-cc-a"]);
+    assert_eq!(names(&observe(&parent, &creds, &[&key]).missing), ["rancher-cc-a"]);
 
     // A second TokenRotation for all cloud credentials gets no children, because children of the
     // first one already replace these credentials.
@@ -176,7 +176,7 @@ fn what_is_made_by_hand_goes_first() {
     second.metadata.name = Some("second".to_owned());
     second.metadata.uid = Some("2".to_owned());
     let others: Vec<&TokenRotation> = there.iter().collect();
-    let found = see(&second, &creds, &others);
+    let found = observe(&second, &creds, &others);
     assert!(found.wanted.is_empty() && found.superfluous.is_empty(), "{found:?}");
     assert_eq!(found.apart[0].1, "TokenRotation ns/rancher-cc-a replaces it");
 }
@@ -185,7 +185,7 @@ fn what_is_made_by_hand_goes_first() {
 fn what_is_replaced_and_what_is_not_is_said() {
     let parent = all();
     let creds = listed(&[("cc-a", "u-1"), ("cc-b", "u-1"), ("cc-x", "u-2")]);
-    let found = see(&parent, &creds, &[]);
+    let found = observe(&parent, &creds, &[]);
     let there = born(&found);
     let none = BTreeMap::new();
     let (whole, said) = summary(&found, &[], &none);
@@ -209,13 +209,13 @@ fn what_is_replaced_and_what_is_not_is_said() {
     let many: Vec<ChildCandidate> = (0..500)
         .flat_map(|n| listed(&[(&format!("cc-{n}"), "u-1"), (&format!("x-{n}"), "u-2")]))
         .collect();
-    let (_, said) = summary(&see(&parent, &many, &[]), &[], &none);
+    let (_, said) = summary(&observe(&parent, &many, &[]), &[], &none);
     assert!(said.len() < 1100 && said.contains("493 others"), "{said}");
 }
 
 #[test]
 fn a_credential_with_the_name_of_the_keys_child_is_named_as_left_out() {
-    let found = see(&all(), &listed(&[("api-key", "u-1"), ("cc-a", "u-1")]), &[]);
+    let found = observe(&all(), &listed(&[("api-key", "u-1"), ("cc-a", "u-1")]), &[]);
     assert_eq!(names(&found.wanted), ["rancher-api-key", "rancher-cc-a"]);
     assert!(found.wanted[0].spec.target.secret.is_some(), "the key's");
     assert_eq!(found.apart.len(), 1, "{:?}", found.apart);
@@ -226,6 +226,6 @@ fn a_credential_with_the_name_of_the_keys_child_is_named_as_left_out() {
 fn a_long_name_is_cut() {
     let mut parent = all();
     parent.metadata.name = Some(format!("{}.{}", "a".repeat(179), "b".repeat(60)));
-    let found = see(&parent, &listed(&[("cc-a", "u-1")]), &[]);
+    let found = observe(&parent, &listed(&[("cc-a", "u-1")]), &[]);
     assert_eq!(names(&found.wanted)[1], format!("{}-cc-a", "a".repeat(179)));
 }

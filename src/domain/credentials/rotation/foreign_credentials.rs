@@ -22,7 +22,7 @@ pub(super) fn record_found(
     state: &RotationState,
     seen: &ObservedState,
 ) -> Option<RotationAction> {
-    let unknown = |name: &&String| !state.knows(name);
+    let unknown = |name: &&String| !state.has_credential(name);
     let (found, number) = seen
         .existing
         .iter()
@@ -61,7 +61,7 @@ pub(super) fn is_unseen(plan: &RotationPlan, state: &RotationState, seen: &Obser
 impl RotationState {
     /// Whether the state contains a credential with this name: as current, as pending, or among
     /// those to be revoked.
-    fn knows(&self, name: &str) -> bool {
+    fn has_credential(&self, name: &str) -> bool {
         self.current.as_ref().is_some_and(|current| current.name == name)
             || self.pending.as_ref().is_some_and(|pending| pending.name == name)
             || self.previous.iter().any(|old| old.name == name)

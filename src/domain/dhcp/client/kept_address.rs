@@ -21,7 +21,7 @@ const MOST_DOUBLE: u32 = 2;
 impl DhcpClient {
     /// Keeps the address of a lease that has expired. Records that the address is kept, and begins
     /// to ask by ARP whether another host has it too.
-    pub(super) fn keep(&mut self) {
+    pub(super) fn keep_address(&mut self) {
         let Some(lease) = &self.held else { return };
         self.kept = true;
         let about = self.announced.clone().unwrap_or_else(|| AnnouncedAddress::new(lease.address));

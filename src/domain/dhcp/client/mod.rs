@@ -325,7 +325,7 @@ impl DhcpClient {
             return;
         }
         if self.options.keep && self.awaits.is_none() {
-            self.keep();
+            self.keep_address();
         } else {
             let pause = part(self.options.phase, self.options.start_within);
             self.lose(LossCause::Expired, ClientTrouble::Expired, pause);

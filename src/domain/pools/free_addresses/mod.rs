@@ -53,7 +53,7 @@ impl FreeSet {
     }
 
     /// Removes one address from the set. Returns `false` if the address was not free.
-    pub fn take(&mut self, ip: IpAddr) -> bool {
+    pub fn remove(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         let Some((start, last)) = self.interval_of(at) else { return false };
         if start == at {
@@ -80,14 +80,14 @@ impl FreeSet {
                 self.first_from(after).or_else(|| self.first_from((false, 0)))
             }
         }?;
-        self.take(next);
+        self.remove(next);
         Some(next)
     }
 
     /// Makes an address free again, and joins its interval with the adjacent intervals. The caller
     /// must check that the address belongs to the pool. Returns `false` if the address was free
     /// already.
-    pub fn put(&mut self, ip: IpAddr) -> bool {
+    pub fn insert(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         if self.interval_of(at).is_some() {
             return false;

@@ -117,7 +117,7 @@ impl Ledger {
             Some(ip) => ip,
             None => self.next_free(&fitness)?,
         };
-        self.free.take(ip);
+        self.free.remove(ip);
         self.record(ip, owner.clone());
         Ok(ip)
     }
@@ -145,7 +145,7 @@ impl Ledger {
             aside.push(ip);
         }
         for ip in aside {
-            self.free.put(ip);
+            self.free.insert(ip);
         }
         let ip = found.or(expected).ok_or(NoAddress::Full)?;
         self.cursor = Some(ip);
@@ -173,7 +173,7 @@ impl Ledger {
         if let Some(present) = self.claims.get(&ip) {
             return key(present) == key(owner);
         }
-        self.free.take(ip);
+        self.free.remove(ip);
         self.record(ip, owner.clone());
         true
     }
@@ -189,7 +189,7 @@ impl Ledger {
         }
         if self.ranges.find(ip).is_some() {
             if !self.held_back.contains(&ip) && self.open.find(ip).is_some() {
-                self.free.put(ip);
+                self.free.insert(ip);
             }
             self.remember(ip, owner.name.clone());
             self.limit_history(|_| false);
@@ -204,7 +204,7 @@ impl Ledger {
         if self.ranges.find(ip).is_none() || !self.held_back.insert(ip) {
             return false;
         }
-        self.free.take(ip);
+        self.free.remove(ip);
         true
     }
 
@@ -214,7 +214,7 @@ impl Ledger {
             return false;
         }
         if !self.claims.contains_key(&ip) && self.open.find(ip).is_some() {
-            self.free.put(ip);
+            self.free.insert(ip);
         }
         true
     }
@@ -236,7 +236,7 @@ impl Ledger {
         }
         self.free = FreeSet::full(&open);
         for ip in self.claims.keys().chain(&self.held_back) {
-            self.free.take(*ip);
+            self.free.remove(*ip);
         }
         self.open = open;
         true

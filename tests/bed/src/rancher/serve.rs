@@ -25,7 +25,7 @@ use crate::proxy::{Call, Journal, Verdict};
 
 const LONGEST_BODY: usize = 4 << 20;
 /// Delays of the controller after a change, in turn: 30 to 90 ms, as observed.
-const LOOKS: [Duration; 3] =
+const RECONCILE_DELAYS: [Duration; 3] =
     [Duration::from_millis(30), Duration::from_millis(60), Duration::from_millis(90)];
 /// Delay of the controller after a failure; doubled after each further one.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -175,7 +175,7 @@ fn response(answer: Answer, now: i64) -> Result<Response<Full<Bytes>>> {
 /// Runs the controller of cloud credentials. It ends when it is aborted.
 pub(super) async fn controller(shared: Arc<Shared>) {
     let mut again = AGAIN;
-    for look in LOOKS.into_iter().cycle() {
+    for look in RECONCILE_DELAYS.into_iter().cycle() {
         if shared.lock().changed.is_empty() {
             shared.work.notified().await;
         }

@@ -155,7 +155,7 @@ impl LoadBalancerIndex {
 
     /// Whether the index contains the LoadBalancer with the owner's UID. If the owner has no UID,
     /// whether it contains a LoadBalancer with the owner's name.
-    pub fn knows(&self, owner: &Owner) -> bool {
+    pub fn contains(&self, owner: &Owner) -> bool {
         if owner.uid.is_empty() {
             self.uids.contains_key(&owner.name)
         } else {
@@ -299,7 +299,7 @@ impl PoolAllocator {
                     .map(move |(ip, owner)| (claim(name, *ip), owner.clone()))
             })
             .filter(|(claim, owner)| {
-                !index.knows(owner) || self.is_second(claim, owner, index.uid_of(&owner.name))
+                !index.contains(owner) || self.is_second(claim, owner, index.uid_of(&owner.name))
             })
             .collect()
     }
@@ -388,7 +388,9 @@ fn rightful<'a>(
     published
         .map(|e| (RestoreRank::Published, &e.owner))
         .or(stored.map(|owner| (RestoreRank::Stored, owner)))
-        .or(memory.filter(|owner| index.knows(owner)).map(|owner| (RestoreRank::Remembered, owner)))
+        .or(memory
+            .filter(|owner| index.contains(owner))
+            .map(|owner| (RestoreRank::Remembered, owner)))
 }
 
 fn claim(pool: &str, ip: IpAddr) -> Claim {

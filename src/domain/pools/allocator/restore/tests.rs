@@ -201,7 +201,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_read_again() {
     let mut current = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
     current.update(&owner(3), None);
     assert!(allocator.owners_to_reread(&storing(&by_stored), &current).is_empty());
-    assert!(!current.knows(&owner(3)));
+    assert!(!current.contains(&owner(3)));
     let repairs = allocator.merge(&storing(&by_stored), &current);
     let double = LedgerRepair::Double(at("a", "10.0.0.12"), owner(1));
     assert_eq!(repairs, [double, LedgerRepair::Restored(at("a", "10.0.0.15"), owner(5))]);
@@ -215,7 +215,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_read_again() {
             ..entry(4, None)
         }),
     );
-    assert!(!current.knows(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
+    assert!(!current.contains(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
 }
 
 /// The claim of a LoadBalancer that is being deleted was released already, if no ledger records it.
@@ -415,8 +415,8 @@ fn a_contradiction_to_the_ledger_is_read_again() {
     assert_eq!(ledger(&allocator), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
     // A fresh read shows that lb1 was deleted, so the entry of lb1 is removed.
     old_view.update(&owner(1), None);
-    assert!(!old_view.knows(&owner(1)));
-    assert!(!old_view.knows(&Owner { uid: String::new(), ..owner(1) }));
+    assert!(!old_view.contains(&owner(1)));
+    assert!(!old_view.contains(&Owner { uid: String::new(), ..owner(1) }));
 }
 
 /// Another leader released the claim, because the LoadBalancer was deleted. If the claim were

@@ -68,7 +68,7 @@ impl World {
         if is_late {
             stays.extend(left_behind(&self.plan, state));
         }
-        let is_unknown = |name: &str| is_late && !knows(state, name);
+        let is_unknown = |name: &str| is_late && !has_credential(state, name);
         let ours = self.credentials.values().filter(|c| c.ours && c.alive);
         let left: BTreeSet<&str> = ours
             .map(|c| c.name.as_str())
@@ -83,7 +83,7 @@ impl World {
 }
 
 /// Whether the state names the credential.
-pub(super) fn knows(state: &RotationState, name: &str) -> bool {
+pub(super) fn has_credential(state: &RotationState, name: &str) -> bool {
     let current = state.current.iter().map(|one| &one.name);
     let pending = state.pending.iter().map(|one| &one.name);
     let old = state.previous.iter().map(|old| &old.name);

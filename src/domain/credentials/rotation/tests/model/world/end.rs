@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::deletion::knows;
+use super::deletion::has_credential;
 use super::{OVERLAP, World, works};
 use crate::credentials::rotation::ready::{ReadyFacts, ReadyReason};
 use crate::credentials::rotation::{
@@ -115,7 +115,7 @@ impl World {
             .current
             .as_ref()
             .is_some_and(|one| one.hash == held.hash && (!one.ours || exist(&one.name)))
-            && seen.existing.iter().flatten().all(|name| knows(state, name));
+            && seen.existing.iter().flatten().all(|name| has_credential(state, name));
         let unpublished = self.workers[who].unpublished.clone();
         let alone = idle::step_as_recorded(plan, state, unpublished, now).filter(|_| is_recorded);
         match (alone, next) {
