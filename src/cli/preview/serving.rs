@@ -203,7 +203,7 @@ impl PreviewTarget<'_> {
             ServicePlan::Change(patch) | ServicePlan::ChangeStatus(patch) => {
                 (ServiceState::Ours, patched(patch))
             }
-            ServicePlan::Hold(left) => {
+            ServicePlan::DelayAnnouncement(left) => {
                 (ServiceState::Held(left.to_std().unwrap_or_default()), Vec::new())
             }
             ServicePlan::Foreign(whose) => {
