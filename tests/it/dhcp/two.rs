@@ -56,8 +56,8 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         let heard = site.frames_from(&other).await?;
         ensure!(heard == 0 || terms(&two) > 0, "the other one sent {heard} frames");
 
-        // The first is stopped for longer than its leadership lasts, as with its node, and the other
-        // takes over. What is asked for meanwhile waits no longer than that.
+        // The first is stopped for longer than its leadership lasts, as with its node, and the
+        // other takes over. What is asked for meanwhile waits no longer than that.
         one.process.signal("STOP")?;
         let stopped = Instant::now();
         let late = site.lease("late").await?;
