@@ -204,8 +204,7 @@ impl LedgerTask {
                 }
             }
             for (owner, _, pools) in &mut batch.releases {
-                pools
-                    .extend(self.allocator.release(&owner.uid).into_iter().map(|claim| claim.pool));
+                pools.extend(self.allocator.release(owner).into_iter().map(|claim| claim.pool));
             }
             changed.extend(self.allocator.serve_waiters());
             let results: Vec<_> =

@@ -73,6 +73,8 @@ pub(super) fn apply(
             if let Some(former) = former(views, &meta) {
                 remove(views, metrics, writer, owner_of(former.meta()));
             }
+            // The LoadBalancer exists, so the end of its Service does not free its address.
+            lock(&views.index.uids).entry(meta.uid.unwrap_or_default()).or_default();
         }
         ObjectEvent::Gone(key, deleted) => {
             let (namespace, name) = split_key(&key);

@@ -210,18 +210,17 @@ pub(super) fn apply_service(at: &InformerContext, event: ObjectEvent<Service>) {
 }
 
 impl Views {
-    /// Removes a deleted Service from the view, and enqueues its LoadBalancer. If the view does not
-    /// have the LoadBalancer that owns the Service, reports that LoadBalancer as
+    /// Removes a deleted Service from the view, and enqueues its LoadBalancer. If LoadBalancers are
+    /// listed, and none has the UID of the Service's owner, reports the owner as
     /// [`ChangeEvent::Gone`].
     pub(super) fn remove_service(&self, deleted: &ObjectMeta) {
         let lb = key(deleted);
         self.services.remove(&lb, deleted.resource_version.as_deref());
         self.enqueue_lbs([&lb]);
         // The LoadBalancer may have been deleted before its Service, and this operator may have
-        // missed the deletion. If only the view is old, the report does no harm: before an address
-        // is released, the API server must confirm that the LoadBalancer is gone.
+        // missed the deletion. Before the first list is complete, a missing UID proves nothing.
         for owner in owners(deleted).into_iter().filter(|o| o.kind == "LoadBalancer") {
-            if !self.has_uid(&owner.uid) {
+            if self.is_listed(ViewPart::LoadBalancers) && !self.has_uid(&owner.uid) {
                 self.notify(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
             }
         }

@@ -3,6 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -236,4 +237,29 @@ async fn an_established_endpoint_outlives_a_service_that_is_announced_at_its_add
         .await?;
     guest.pause(false).await?;
     cluster.endpoints_are("web", &[("a", "192.168.1.5", "ready")]).await
+}
+
+/// Tenants who may write EndpointSlices choose the endpoints that are stored there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_a_tenant_wrote_is_no_address_that_the_vm_had() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let _operator = cluster.operator().await?;
+    let _announcer = Announcer::start(cluster.client.clone(), Announcing::default());
+    cluster.vm_lb("web").await?;
+    let nic = Nic::attached("eth0", "lan", &["192.168.1.5"]);
+    let vm = Vm::new("default", "a").label("app", "web").nic(nic);
+    let mut guest = Guest::run(&cluster.client, vm, "node-1").await?;
+    cluster.serves("web", "Announced").await?;
+    announced(&cluster, "theirs", "192.168.1.50").await?;
+    guest.report(|vm| vm.nics[0].addresses = vec!["192.168.1.50".to_owned()]).await?;
+    cluster.waits("web", REFUSED).await?;
+    let forged = json!({
+        "addresses": ["192.168.1.50"],
+        "conditions": {"ready": true, "serving": true, "terminating": false},
+        "targetRef": {"kind": "VirtualMachineInstance", "namespace": "default", "name": "a",
+            "uid": guest.uid()},
+    });
+    cluster.edit::<EndpointSlice>("web", json!({"endpoints": [forged]})).await?;
+    cluster.endpoints_are("web", &[(SINK, "192.0.2.1", "serving, terminating")]).await
 }

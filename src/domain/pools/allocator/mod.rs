@@ -24,6 +24,7 @@
 mod confirmed;
 pub mod overlap;
 mod recover;
+mod release;
 mod reserved;
 mod restore;
 mod waiters;
@@ -193,37 +194,6 @@ impl PoolAllocator {
             && (surplus
                 || (!claims.is_empty() && unknown)
                 || self.inheritance(facts).next().is_some())
-    }
-
-    /// Whether the owner with this UID has no claim, reservation, expected address or waiting
-    /// request, and no pool must be written. Then [`Self::release`] would change nothing.
-    pub fn has_nothing_to_release(&self, uid: &str) -> bool {
-        self.claims_of(uid).is_empty()
-            && !self.ages.contains_key(uid)
-            && !self.is_remembered(uid)
-            && self.touched.is_empty()
-    }
-
-    /// Releases every claim of the owner with this UID, and removes the owner's waiting request,
-    /// reservations and expected address. Returns the released claims.
-    pub fn release(&mut self, uid: &str) -> Vec<Claim> {
-        self.stop_waiting(uid);
-        self.forget(uid);
-        self.release_all_but(uid, None)
-    }
-
-    /// Releases one claim, if `owner` is its owner. Returns `false` if the claim has another owner
-    /// or does not exist.
-    pub fn release_claim(&mut self, claim: &Claim, owner: &Owner) -> bool {
-        let Some(pool) = self.pools.get_mut(&claim.pool) else { return false };
-        if pool.ledger.owner_of(claim.ip) != Some(owner) {
-            return false;
-        }
-        pool.ledger.release(claim.ip);
-        self.unhold(owner, claim);
-        self.touch(&claim.pool);
-        self.let_go_elsewhere(claim);
-        true
     }
 
     /// Removes a deleted pool. LoadBalancers continue to publish the addresses that they hold in
@@ -396,7 +366,7 @@ impl PoolAllocator {
         }
     }
 
-    fn unhold(&mut self, owner: &Owner, claim: &Claim) {
+    pub(super) fn unhold(&mut self, owner: &Owner, claim: &Claim) {
         if let Some(claims) = self.holders.get_mut(&owner.uid) {
             claims.retain(|held| held != claim);
             if claims.is_empty() {
@@ -409,20 +379,6 @@ impl PoolAllocator {
                 self.names.remove(&owner.name);
             }
         }
-    }
-
-    fn release_all_but(&mut self, uid: &str, keep: Option<&Claim>) -> Vec<Claim> {
-        let surplus: Vec<Claim> =
-            self.claims_of(uid).iter().filter(|c| Some(*c) != keep).cloned().collect();
-        for claim in &surplus {
-            let pool = self.pools.get_mut(&claim.pool);
-            if let Some(owner) = pool.and_then(|pool| pool.ledger.release(claim.ip)) {
-                self.unhold(&owner, claim);
-            }
-            self.touch(&claim.pool);
-            self.let_go_elsewhere(claim);
-        }
-        surplus
     }
 }
 

@@ -350,6 +350,27 @@ async fn the_end_of_a_list_of_load_balancers_wakes_all_of_them() {
     leader.reports(&["ns/db", "ns/web"]);
 }
 
+/// A LoadBalancer that cannot be read, and one that the first list has not reached, exist.
+#[tokio::test]
+async fn the_end_of_a_service_proves_nothing_about_an_owner_that_is_not_in_the_view() {
+    let mut leader = LeaderViews::new();
+    let meta = |uid: &str| -> ObjectMeta {
+        read(json!({
+            "namespace": "ns", "name": "web", "uid": uid, "resourceVersion": "7",
+            "ownerReferences": [{"apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+                "kind": "LoadBalancer", "name": "web", "uid": uid}],
+        }))
+    };
+    let at = leader.informer();
+    let event = ObjectEvent::Unreadable(meta("unreadable"));
+    load_balancers::apply(&at, &mut leader.writers.load_balancers, event);
+    leader.views.remove_service(&meta("unreadable"));
+    leader.reports(&["ns/web"]);
+    leader.writers.listed.send_replace(0);
+    leader.views.remove_service(&meta("unlisted"));
+    leader.reports(&["ns/web"]);
+}
+
 /// A network that the view lacks is unknown before the list is complete, and does not exist
 /// afterwards. So pools are compared again.
 #[tokio::test]

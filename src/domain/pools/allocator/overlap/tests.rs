@@ -80,7 +80,7 @@ fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
     assert_eq!((allocator.pools()["a"].ledger.available(), allocator.shared()), (0, 0));
     // lb2 releases an address of pool b. The address becomes free in pool a, and pool a is written.
     allocator.take_touched();
-    allocator.release("u2");
+    allocator.release(&owner(2));
     assert_eq!(allocator.serve_waiters(), [owner(5)]);
     assert_eq!(allocator.claims_of("u5"), [at("a", "10.0.0.13")]);
     assert_eq!(allocator.take_touched(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
@@ -113,7 +113,7 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
         panic!("no news")
     };
     assert_eq!((*ip, holder.as_str()), (address(10), "ns/lb1"));
-    allocator.release("u1");
+    allocator.release(&owner(1));
     assert_eq!(allocator.pools()["a"].ledger.available(), 1, "not free for the next one");
     assert_eq!(ip_of(&allocator.claim(&named(3, "a"))), "a 10.0.0.13");
     assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "NoAvailableIP");
@@ -166,7 +166,7 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     );
     // lb1 releases an address of the service network. Even after all pools are compared again, the
     // address is not given out.
-    allocator.release("u1");
+    allocator.release(&owner(1));
     allocator.merge(&pool("b", 2, 10, 17), &everybody());
     allocator.compare_pools();
     assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "NoAvailableIP");
@@ -210,7 +210,7 @@ fn a_claim_outside_its_shrunk_pool_is_not_given_to_another_owner() {
     assert_eq!(ip_of(&allocator.claim(&named(5, "b"))), "b 10.0.0.14");
     assert_eq!(ip_of(&allocator.claim(&named(6, "b"))), "NoAvailableIP");
     assert!(stands_back(&allocator).is_empty());
-    allocator.release("u3");
+    allocator.release(&owner(3));
     assert_eq!(allocator.serve_waiters(), [owner(6)]);
     assert_eq!(allocator.claims_of("u6"), [at("b", "10.0.0.12")]);
 }
@@ -258,10 +258,10 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     // lb4 gets `.12`, because pool b holds `.11`. lb5 gets `.10` only after both LoadBalancers that
     // held `.10` have released it.
     assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "a 10.0.0.12");
-    allocator.release("u1");
+    allocator.release(&owner(1));
     assert_eq!(allocator.shared(), 0);
     assert_eq!(ip_of(&allocator.claim(&named(5, "a"))), "NoAvailableIP");
-    allocator.release("u2");
+    allocator.release(&owner(2));
     allocator.serve_waiters();
     assert_eq!(allocator.claims_of("u5"), [at("a", "10.0.0.10")]);
     // A conflict that was reported once is not reported at the next comparison.
@@ -279,7 +279,7 @@ fn what_three_pools_hold_comes_free_with_the_last() {
     }
     allocator.relocate(|_| Segment::Vlan("br".into(), 1));
     for (n, expected) in [(1, "NoAvailableIP"), (2, "a 10.0.0.10")] {
-        allocator.release(&format!("u{n}"));
+        allocator.release(&owner(n));
         assert_eq!(ip_of(&allocator.claim(&named(5, "a"))), expected);
     }
 }

@@ -291,11 +291,11 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
         .collect();
     // The highest addresses are released first, so these are the oldest releases.
     for n in (1..=HISTORY_LENGTH).rev() {
-        allocator.release(&owner(n).uid);
+        allocator.release(&owner(n));
     }
     let status = stored(&allocator);
     allocator.merge(&PoolSeen { status, ..pool }, &LoadBalancerIndex::default());
-    allocator.release(&owner(0).uid);
+    allocator.release(&owner(0));
     let remembered: Vec<_> = allocator.pools()["a"].ledger.history().map(|(ip, _)| ip).collect();
     assert!(remembered.contains(&held[0]) && remembered.contains(&held[1]));
     assert!(!remembered.contains(&held[HISTORY_LENGTH]), "the oldest release is forgotten");
@@ -357,7 +357,7 @@ proptest! {
                     exist.insert(n, claim);
                 }
             } else {
-                allocator.release(&owner(n).uid);
+                allocator.release(&owner(n));
                 exist.remove(&n);
             }
         }

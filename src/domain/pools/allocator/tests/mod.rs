@@ -157,7 +157,7 @@ fn a_released_claim_is_no_confirmed_answer() {
     confirmed.confirm(facts.clone(), allocator.peek(&facts, |_| false).unwrap());
     assert_eq!(confirmed.answer(&facts), allocator.peek(&facts, |_| false));
     confirmed.forget(&facts.owner);
-    allocator.release("u1");
+    allocator.release(&owner(1));
     assert_eq!(answer(&allocator.claim(&lb(2))), held("a 10.0.0.10"));
     assert_eq!(confirmed.answer(&facts), None);
     assert_eq!(answer(&allocator.claim(&facts)), (None, Some("NoAvailableIP")));
@@ -202,7 +202,7 @@ fn the_next_candidate_serves_when_the_first_is_full_or_idle() {
 #[test]
 fn the_oldest_waiter_is_served_whatever_made_the_room() {
     let events: [fn(&mut PoolAllocator); 5] = [
-        |allocator| drop(allocator.release("u0")),
+        |allocator| drop(allocator.release(&owner(0))),
         |allocator| assert!(allocator.release_claim(&at("a", "10.0.0.10"), &owner(0))),
         |allocator| drop(allocator.merge(&seen("a", "10.0.0", 2), &everybody())),
         |allocator| drop(allocator.merge(&seen("c", "10.0.2", 1), &everybody())),
@@ -284,7 +284,7 @@ fn a_switch_that_cannot_be_made_keeps_the_address_and_says_why() {
         assert_eq!(answer(&allocator.claim(&facts)), (Some("a 10.0.0.10".into()), Some(reason)));
         assert_eq!(allocator.waiting().count(), 1, "and waits for {pool}");
         // The LoadBalancer moves as soon as the pool that it names can serve it.
-        allocator.release("u9");
+        allocator.release(&owner(9));
         allocator.merge(&seen("foreign", "10.0.2", 1), &everybody());
         allocator.merge(&seen("absent", "10.0.3", 1), &everybody());
         assert_eq!(allocator.serve_waiters(), [facts.owner.clone()], "{pool}");
@@ -304,19 +304,30 @@ fn a_namesake_inherits_and_the_release_of_the_earlier_one_frees_nothing() {
     );
     assert_eq!(answer(&allocator.claim(&reborn)), held("a 10.0.0.10"));
     assert_eq!(allocator.take_touched(), BTreeSet::from(["a".to_owned()]), "the UID is written");
-    assert_eq!(allocator.release("u1"), []);
+    assert_eq!(allocator.release(&owner(1)), []);
     assert!(!allocator.release_claim(&at("a", "10.0.0.10"), &owner(1)));
     assert_eq!(allocator.claims_of("new"), [at("a", "10.0.0.10")]);
     assert!(!allocator.needs_fresh(&LbFacts { fresh: false, ..reborn.clone() }));
     // A LoadBalancer that is deleted and created again under its name gets its old address,
     // although another LoadBalancer asks first.
-    allocator.release("new");
+    allocator.release(&reborn.owner);
     allocator.claim(&lb(2));
-    allocator.release("u2");
+    allocator.release(&owner(2));
     assert_eq!(answer(&allocator.claim(&lb(1))), held("a 10.0.0.10"));
     allocator.claim(&named(5, "absent"));
-    allocator.release("u5");
+    allocator.release(&owner(5));
     assert_eq!(allocator.waiting().count(), 0, "who is gone does not wait");
+}
+
+/// A tenant deletes a Service of its own, whose owner reference has another LoadBalancer's UID.
+#[test]
+fn a_release_of_a_uid_under_another_name_frees_nothing() {
+    let mut allocator = two(2, 1);
+    allocator.claim(&lb(1));
+    let forged = Owner { name: "theirs/web".into(), ..owner(1) };
+    assert_eq!(allocator.release(&forged), []);
+    assert_eq!(allocator.claims_of("u1"), [at("a", "10.0.0.10")]);
+    assert_eq!(allocator.release(&owner(1)), [at("a", "10.0.0.10")]);
 }
 
 #[test]
@@ -366,7 +377,7 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
         answer(&allocator.claim(&facts)),
         (Some("a 10.0.0.10".into()), Some("NoAvailableIP"))
     );
-    allocator.release("u2");
+    allocator.release(&owner(2));
     assert_eq!(allocator.serve_waiters(), [facts.owner.clone()]);
     assert_eq!(answer(&allocator.claim(&facts)), held("b 10.0.1.10"));
 }

@@ -6,7 +6,7 @@ impl Cluster {
     /// Releases the claim of a LoadBalancer that does not publish the claim.
     pub(super) fn refuse(&mut self, n: usize) {
         if let Some(facts) = self.lbs.get(&n).filter(|facts| facts.published.is_none()) {
-            self.allocator.release(&facts.owner.uid);
+            self.allocator.release(&facts.owner);
         }
     }
 
@@ -26,7 +26,7 @@ impl Cluster {
             self.check_own(n, &facts, &claim);
         }
         self.confirmed.forget(&facts.owner);
-        self.allocator.release(&facts.owner.uid);
+        self.allocator.release(&facts.owner);
     }
 
     /// Checks that the claim belongs to the LoadBalancer, and that its address is announced for no

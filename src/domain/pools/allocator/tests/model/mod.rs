@@ -211,7 +211,7 @@ impl Cluster {
         let before = self.lbs.insert(n, restored).unwrap();
         self.gone.insert(n, before.clone());
         if notified {
-            self.allocator.release(&before.owner.uid);
+            self.allocator.release(&before.owner);
         }
         self.announced.remove(&n);
         let had = before.published.clone();
@@ -248,7 +248,7 @@ impl Cluster {
             assert!(*now == claim || !free || self.allocator.shared() > 0, "{now:?} for {claim:?}");
         }
         // Releases the claims that the old UID may still have, as the sweep does.
-        self.allocator.release(&before.owner.uid);
+        self.allocator.release(&before.owner);
     }
 
     fn carry_out(&mut self, step: &Step) {
@@ -267,7 +267,7 @@ impl Cluster {
             }
             Step::Delete(n) => {
                 if let Some(facts) = self.lbs.remove(&n) {
-                    self.allocator.release(&facts.owner.uid);
+                    self.allocator.release(&facts.owner);
                     assert!(self.allocator.claims_of(&facts.owner.uid).is_empty());
                     self.gone.insert(n, facts);
                 }

@@ -1,0 +1,62 @@
+//! Releases of claims.
+
+use super::PoolAllocator;
+use crate::{Claim, Owner};
+
+impl PoolAllocator {
+    /// Whether the owner with this UID has no claim, reservation, expected address or waiting
+    /// request, and no pool must be written. Then [`Self::release`] would change nothing.
+    pub fn has_nothing_to_release(&self, uid: &str) -> bool {
+        self.claims_of(uid).is_empty()
+            && !self.ages.contains_key(uid)
+            && !self.is_remembered(uid)
+            && self.touched.is_empty()
+    }
+
+    /// Releases every claim of the owner, and removes the owner's waiting request, reservations and
+    /// expected address. Returns the released claims.
+    ///
+    /// Does nothing if a ledger has the owner's UID under another name: a tenant can write the UID
+    /// of any LoadBalancer into the owner reference of a Service of its own.
+    pub fn release(&mut self, owner: &Owner) -> Vec<Claim> {
+        if self.claims_of(&owner.uid).iter().any(|claim| self.is_anothers(claim, owner)) {
+            return Vec::new();
+        }
+        self.stop_waiting(&owner.uid);
+        self.forget(&owner.uid);
+        self.release_all_but(&owner.uid, None)
+    }
+
+    fn is_anothers(&self, claim: &Claim, owner: &Owner) -> bool {
+        let recorded = self.pools.get(&claim.pool).and_then(|pool| pool.ledger.owner_of(claim.ip));
+        recorded.is_some_and(|recorded| recorded.name != owner.name)
+    }
+
+    /// Releases one claim, if `owner` is its owner. Returns `false` if the claim has another owner
+    /// or does not exist.
+    pub fn release_claim(&mut self, claim: &Claim, owner: &Owner) -> bool {
+        let Some(pool) = self.pools.get_mut(&claim.pool) else { return false };
+        if pool.ledger.owner_of(claim.ip) != Some(owner) {
+            return false;
+        }
+        pool.ledger.release(claim.ip);
+        self.unhold(owner, claim);
+        self.touch(&claim.pool);
+        self.let_go_elsewhere(claim);
+        true
+    }
+
+    pub(super) fn release_all_but(&mut self, uid: &str, keep: Option<&Claim>) -> Vec<Claim> {
+        let surplus: Vec<Claim> =
+            self.claims_of(uid).iter().filter(|c| Some(*c) != keep).cloned().collect();
+        for claim in &surplus {
+            let pool = self.pools.get_mut(&claim.pool);
+            if let Some(owner) = pool.and_then(|pool| pool.ledger.release(claim.ip)) {
+                self.unhold(&owner, claim);
+            }
+            self.touch(&claim.pool);
+            self.let_go_elsewhere(claim);
+        }
+        surplus
+    }
+}
