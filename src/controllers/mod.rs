@@ -141,10 +141,10 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let rotations = token_rotation::run(ctx.clone());
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let harvester = harvester_leftovers::run(ctx.clone(), handle.clone());
-    let context = load_balancer::LbContext::new(ctx, handle, prober);
+    let (context, due) = load_balancer::LbContext::new(ctx, handle, prober);
     // The controller runs in a task of its own. Otherwise each wake-up of a reconcile would poll
     // all other futures of the `select!` below.
-    let serving = load_balancer::run(Arc::new(context), woken);
+    let serving = load_balancer::run(Arc::new(context), woken, due);
     let serving = AbortOnDropHandle::new(tokio::spawn(serving));
     // Reports the VMs that exist when the term begins. The subscription reports later changes.
     let catch_up = async {

@@ -12,6 +12,7 @@
 //! is published from its DHCPLease.
 
 mod address;
+mod counts;
 mod leasing;
 mod publish;
 mod report;
@@ -83,6 +84,7 @@ pub struct LbContext {
     whole: Turns<String>,
     /// Whether the API server drops `status.endpoints`, according to the writes of this term.
     drops_counts: AtomicBool,
+    counts: counts::DelayedCounts,
     began: Instant,
     failures: FailedReconciles<ObjectRef<LoadBalancer>>,
     /// Recently created DHCPLeases, each with the time of its creation.
@@ -90,10 +92,16 @@ pub struct LbContext {
 }
 
 impl LbContext {
-    /// Makes the context of this replica's new term of leadership.
-    pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> Self {
+    /// Makes the context of this replica's new term of leadership, and the queue of delayed counts.
+    /// [`run`] takes both.
+    pub fn new(
+        shared: super::Context,
+        ledger: LedgerHandle,
+        prober: Prober,
+    ) -> (Self, counts::DueCounts) {
+        let (counts, due) = counts::DelayedCounts::new();
         let failures = FailedReconciles::new("load_balancer", FIRST_RETRY, &shared.metrics);
-        Self {
+        let context = Self {
             shared,
             ledger,
             prober,
@@ -103,9 +111,11 @@ impl LbContext {
             large: Turns::new(LARGE_AT_ONCE),
             whole: Turns::new(WHOLE_AT_ONCE),
             drops_counts: AtomicBool::new(false),
+            counts,
             failures,
             made: tokio::sync::Mutex::default(),
-        }
+        };
+        (context, due)
     }
 
     /// Whether [`VMS_WITHIN`] has passed since the start of the term, so that VMs should be listed.
@@ -145,12 +155,17 @@ impl ReconcileError {
     }
 }
 
-/// Reconciles each LoadBalancer received on `woken`, until dropped.
-pub async fn run(ctx: Arc<LbContext>, woken: UnboundedReceiver<ObjectRef<LoadBalancer>>) {
+/// Reconciles each LoadBalancer received on `woken`, and writes the counts that are due, until
+/// dropped.
+pub async fn run(
+    ctx: Arc<LbContext>,
+    woken: UnboundedReceiver<ObjectRef<LoadBalancer>>,
+    due: counts::DueCounts,
+) {
     let store = ctx.shared.views.load_balancers.clone();
     // All triggers come through one stream that cannot fail, so a failing watch does not delay the
     // reconciles. Concurrency is bounded only at the writes, where it has a cost.
-    Controller::for_stream(futures::stream::pending(), store)
+    let reconciles = Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
         .run(reconcile_until_settled, retry, ctx.clone())
         .for_each(|result| async {
@@ -162,8 +177,11 @@ pub async fn run(ctx: Arc<LbContext>, woken: UnboundedReceiver<ObjectRef<LoadBal
                     tracing::warn!(kind = "LoadBalancer", %error, "cannot run a reconcile");
                 }
             }
-        })
-        .await;
+        });
+    tokio::select! {
+        () = reconciles => {}
+        () = counts::run(due, &ctx) => {}
+    }
 }
 
 /// LoadBalancer as observed by a reconcile.
@@ -274,6 +292,7 @@ async fn reconcile(
 /// deletion event triggers the next reconcile.
 async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), ReconcileError> {
     let lb = &observed.lb;
+    ctx.counts.settle(&facts::name(lb));
     if listeners::is_vm(lb) && !Box::pin(serve::withdraw(lb, ctx)).await? {
         return Ok(());
     }

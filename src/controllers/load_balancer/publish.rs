@@ -7,6 +7,7 @@ use chrono::Utc;
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::{LbContext, ObservedLb, ReconcileError, ServingOutcome};
 use crate::api::LoadBalancer;
@@ -15,7 +16,8 @@ use crate::domain::object_fields::rfc3339;
 use crate::k8s::CallError;
 
 /// Writes the address, and the state of the Service of a vm load balancer, into the LoadBalancer's
-/// status. Returns whether the status has changed.
+/// status. A change of only the counts of VMs is written later. Returns whether the status has
+/// changed.
 ///
 /// The API server drops `status.endpoints` if it has the schema of Harvester's CRD. The first write
 /// without an effect shows that the field is dropped. From then on, no write is made only to add
@@ -26,24 +28,52 @@ pub(super) async fn publish(
     served: &ServingOutcome,
     ctx: &LbContext,
 ) -> Result<bool, ReconcileError> {
-    let (ObservedLb { lb, partial, .. }, ServingOutcome { outcome, report, .. }) =
+    let (ObservedLb { lb, partial, large, .. }, ServingOutcome { outcome, report, .. }) =
         (observed, served);
+    let name = facts::name(lb);
     let now = rfc3339::to_second(Utc::now());
     let Some(patch) = status::patch(lb, outcome, report.as_ref(), &now) else {
+        ctx.counts.settle(&name);
         return Ok(false);
     };
     if ctx.drops_counts.load(Ordering::Relaxed) && status::adds_only_counts(lb, &patch) {
+        ctx.counts.settle(&name);
         return Ok(false);
     }
-    if *partial {
+    let has_only_counts = status::changes_only_counts(&patch);
+    if has_only_counts && ctx.counts.delay(&name, &patch, *large, Instant::now()) {
+        return Ok(false);
+    }
+    if *partial && !has_only_counts {
         return Err(ReconcileError::Outdated);
     }
     let written = write(lb, &patch, ctx).await.map_err(unless_outdated)?;
-    let has_changed = written.resource_version != lb.metadata.resource_version;
+    ctx.counts.settle(&name);
+    Ok(has_changed(&patch, &written, ctx))
+}
+
+/// Writes a delayed patch of counts to the LoadBalancer.
+pub(super) async fn write_counts(
+    namespace: &str,
+    name: &str,
+    patch: &Value,
+    ctx: &LbContext,
+) -> Result<(), CallError> {
+    let _turn = ctx.writes.take(namespace.to_owned()).await;
+    let written = Box::pin(ctx.shared.writer.patch_lb(namespace, name, patch)).await?;
+    has_changed(patch, &written, ctx);
+    Ok(())
+}
+
+/// Whether the write of `patch` has changed the object. If not, records that the API server drops
+/// `status.endpoints`. `written`: the metadata after the write.
+fn has_changed(patch: &Value, written: &ObjectMeta, ctx: &LbContext) -> bool {
+    let before = patch["metadata"]["resourceVersion"].as_str();
+    let has_changed = written.resource_version.as_deref() != before;
     if !has_changed {
         ctx.drops_counts.store(true, Ordering::Relaxed);
     }
-    Ok(has_changed)
+    has_changed
 }
 
 /// Removes the finalizer of a deleted LoadBalancer. The ledger must have released the

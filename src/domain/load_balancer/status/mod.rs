@@ -126,6 +126,15 @@ pub fn adds_only_counts(lb: &LoadBalancer, patch: &Value) -> bool {
         && has_only("status", "endpoints")
 }
 
+/// Whether `patch` changes only the counts of VMs, which are `status.endpoints` and
+/// `status.backendServers`. `patch`: a patch that [`patch()`] made.
+pub fn changes_only_counts(patch: &Value) -> bool {
+    let is_count = |field: &String| matches!(field.as_str(), "endpoints" | "backendServers");
+    let fields = |part: &str| patch[part].as_object();
+    fields("metadata").is_some_and(|fields| fields.keys().eq(["resourceVersion"]))
+        && fields("status").is_some_and(|fields| fields.keys().all(is_count))
+}
+
 /// New `status.allocatedAddress` and `Ready` condition, from `outcome` and `report`. The times of
 /// the condition are not set.
 pub fn address_and_ready(

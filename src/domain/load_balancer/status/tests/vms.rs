@@ -94,6 +94,28 @@ fn a_patch_that_adds_only_counts_is_found() {
     assert!(!adds_only_counts(&stored, &changed), "{changed}");
 }
 
+/// A write of only the counts may be delayed. A write of an address, of another condition or of a
+/// finalizer may not be delayed.
+#[test]
+fn a_patch_of_only_the_counts_is_found() {
+    let outcome = holds("a", 5, None);
+    let report_of = |backends: &[VmBackend]| report(ours(&["10.0.0.5"]), backends);
+    let has_only_counts = |lb: &LoadBalancer, report: &ServingStatus| {
+        changes_only_counts(&patch(lb, &outcome, Some(report), NOW).unwrap())
+    };
+    let two = report_of(&[backend(7, true, false), backend(8, true, false)]);
+    assert!(!has_only_counts(&holding(), &two), "the first condition");
+    let lb = reported(&holding(), &outcome, &two);
+    assert!(has_only_counts(&lb, &report_of(&[backend(7, true, false), backend(8, false, false)])));
+    assert!(has_only_counts(&lb, &report_of(&[backend(7, true, false)])), "one address less");
+    assert!(!has_only_counts(&lb, &report_of(&[backend(7, false, false)])), "none is ready");
+    let moved = report(ours(&["10.0.0.6"]), &[backend(7, true, false)]);
+    assert!(!has_only_counts(&lb, &moved), "another address");
+    let mut bare = lb;
+    bare.metadata.finalizers = None;
+    assert!(!has_only_counts(&bare, &report_of(&[backend(7, true, false)])), "a finalizer");
+}
+
 /// The status has the address at which the Service is announced, and no address while the Service
 /// is not announced.
 #[test]
