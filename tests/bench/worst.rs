@@ -152,7 +152,7 @@ fn change_among_waiters(is_release: bool) -> Duration {
     clock(|| {
         drop(black_box(seen::<TrimmedLb>(&text)));
         if is_release {
-            allocator.release(&changed.owner.uid);
+            allocator.release(&changed.owner);
         } else {
             allocator.claim(&changed);
         }

@@ -241,7 +241,7 @@ pub(super) fn apply_slice(at: &InformerContext, event: ObjectEvent<LazyObject<En
     let views = &at.views;
     match event {
         ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => {
-            store_observed_slice(views, &object)
+            store_observed_slice(views, &object);
         }
         ObjectEvent::Gone(key, deleted) => {
             let version = deleted.as_ref().and_then(|meta| meta.resource_version.as_deref());

@@ -19,7 +19,7 @@ impl PoolAllocator {
     /// Does nothing if a ledger has the owner's UID under another name: a tenant can write the UID
     /// of any LoadBalancer into the owner reference of a Service of its own.
     pub fn release(&mut self, owner: &Owner) -> Vec<Claim> {
-        if self.claims_of(&owner.uid).iter().any(|claim| self.is_anothers(claim, owner)) {
+        if self.claims_of(&owner.uid).iter().any(|claim| self.has_another_name(claim, owner)) {
             return Vec::new();
         }
         self.stop_waiting(&owner.uid);
@@ -27,7 +27,7 @@ impl PoolAllocator {
         self.release_all_but(&owner.uid, None)
     }
 
-    fn is_anothers(&self, claim: &Claim, owner: &Owner) -> bool {
+    fn has_another_name(&self, claim: &Claim, owner: &Owner) -> bool {
         let recorded = self.pools.get(&claim.pool).and_then(|pool| pool.ledger.owner_of(claim.ip));
         recorded.is_some_and(|recorded| recorded.name != owner.name)
     }

@@ -36,15 +36,15 @@ fn seen(size: usize) -> PoolSeen {
     }
 }
 
+fn owner(n: usize) -> Owner {
+    Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") }
+}
+
 fn allocator(seen: &PoolSeen, claims: usize) -> PoolAllocator {
     let mut allocator = PoolAllocator::default();
     allocator.merge(seen, &LoadBalancerIndex::default());
     for n in 0..claims {
-        allocator.claim(&LbFacts {
-            owner: Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") },
-            fresh: true,
-            ..LbFacts::default()
-        });
+        allocator.claim(&LbFacts { owner: owner(n), fresh: true, ..LbFacts::default() });
     }
     allocator
 }
@@ -90,7 +90,7 @@ fn the_ledger_is_written_with_owners_history_and_cursor() {
     let mut stored = seen(5);
     stored.status.allocated.insert("10.0.0.14".into(), "ns/old".into());
     let mut allocator = allocator(&stored, 2);
-    allocator.release("u0");
+    allocator.release(&owner(0));
     let status =
         serde_json::to_value(pool_status(pool(&allocator), &[], None, None, None, NOW)).unwrap();
     assert_eq!(status["allocated"], json!({"10.0.0.11": "ns/lb1", "10.0.0.14": "ns/old"}));

@@ -6,7 +6,7 @@ use std::mem;
 use http::{Request, Response};
 use kube::Resource as _;
 use kube::client::{Body, ClientBuilder};
-use kube::core::Status;
+use kube::core::{ObjectMeta, Status};
 use tower::{BoxError, service_fn};
 
 use super::*;

@@ -51,7 +51,7 @@ fn an_address_is_one_load_balancers_where_it_is_announced() {
     assert_eq!(given(&mut allocator, &named(5, "v")), ip(11));
     assert_eq!(allocator.shared(), 0);
     // An address that pool v releases is free in pool m.
-    allocator.release("u1");
+    allocator.release(&owner(1));
     assert_eq!(allocator.serve_waiters(), [owner(4)]);
     assert_eq!(allocator.claims_of("u4"), [at("m", "10.0.0.10")]);
 }

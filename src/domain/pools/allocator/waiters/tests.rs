@@ -78,7 +78,7 @@ fn only_those_are_asked_again_whom_a_change_may_serve() {
     assert_eq!(concerned("a"), [""; 0], "it is as full as it was");
     assert_eq!(concerned("b"), [""; 0], "it admits none of them");
     assert_eq!(concerned("c").len(), 3, "it is gone, or new");
-    allocator.release("u1");
+    allocator.release(&owner(1));
     assert_eq!(allocator.serve_waiters(), [lb(2).owner]);
 }
 
