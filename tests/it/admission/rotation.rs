@@ -92,7 +92,7 @@ fn near_its_end() -> Result<CertificateMaterial> {
 /// Waits until the authority in the Secret is a new one.
 async fn authority_is_new(cluster: &Cluster) -> Result<()> {
     eventually(LATER, "new authority", async || {
-        let (end, _) = cluster.material().await?.ends();
+        let (end, _) = cluster.material().await?.expiries();
         anyhow::Ok(end > now() + AUTHORITY_LIFE / 2)
     })
     .await
