@@ -53,7 +53,7 @@ pub use kube_proxy::{KubeProxy, Mode as ProxyMode};
 pub use kubeconfig::client_from;
 pub use kubelet::Kubelet;
 pub use lease_agent::{LeaseAgent, agent_template};
-pub use operator::{Operator, Start, clear_options, http_get, install, repository};
+pub use operator::{Operator, Start, clear_options, http_get, http_post, install, repository};
 pub use pki::{Authority, Issued};
 pub use process::Managed;
 pub use programs::{control_plane, tools};

@@ -213,11 +213,7 @@ pub async fn http_get(address: SocketAddr, path: &str) -> Result<(u16, String)> 
 
 /// Sends one plain HTTP request with a body. Returns status code and body. HTTP/1.0 keeps the
 /// answer unchunked.
-pub(crate) async fn http_post(
-    address: SocketAddr,
-    path: &str,
-    body: &str,
-) -> Result<(u16, String)> {
+pub async fn http_post(address: SocketAddr, path: &str, body: &str) -> Result<(u16, String)> {
     let length = body.len();
     http(address, &format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}")).await
 }

@@ -2,9 +2,10 @@
 //! for one of them. It has the chart's rules, and gets the dashboard's queries.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,7 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::net::dhcp::{Kind, Scope};
-use testbed::{Managed, Programs, Start, eventually, install_credentials, repository, tools};
+use testbed::{
+    Managed, Programs, Start, eventually, http_post, install_credentials, repository, tools,
+};
 use tokio::net::TcpListener;
 
 use super::{monitoring, read};
@@ -20,7 +23,7 @@ use crate::dhcp::fixture::{NETWORK, Site, on_site_with_webhooks};
 use crate::leases::Agent;
 use crate::support::{Cluster, LATER, SOON};
 
-const AT: &str = "127.0.0.1:9090";
+const AT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 /// Metrics that only appear after a fault.
 const RARE: [&str; 6] = [
     "hgo_connections_evicted_total",
@@ -175,7 +178,7 @@ impl Prometheus {
         let dir = cluster.bed.dir();
         let rules = repository().join("charts/harvester-guest-operator/files/rules.yaml");
         let jobs = targets.iter().map(|(job, target)| (*job, target.to_string()));
-        let jobs = jobs.chain([("prometheus", AT.to_owned())]);
+        let jobs = jobs.chain([("prometheus", AT.to_string())]);
         let jobs = jobs.map(
             |(job, target)| json!({"job_name": job, "static_configs": [{"targets": [target]}]}),
         );
@@ -192,25 +195,22 @@ impl Prometheus {
             .arg(file)
             .arg("--storage.tsdb.path")
             .arg(dir.join("prometheus"))
-            .args(["--web.listen-address", AT]);
+            .args(["--web.listen-address", &AT.to_string()]);
         let process = Managed::spawn(&mut command, dir.join("prometheus.log"))?;
         Ok(Self { _process: process, promtool: tools.path("promtool").to_owned() })
     }
 
-    async fn ask(&self, args: &[&str]) -> Result<String> {
-        let output =
-            tokio::process::Command::new(&self.promtool).arg("query").args(args).output().await?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "promtool query {args:?}: {said}");
-        Ok(String::from_utf8(output.stdout)?)
-    }
-
+    /// Result of a query. The test sends some hundred queries, too many for a process of promtool
+    /// each.
     async fn instant(&self, query: &str) -> Result<Vec<Value>> {
-        let text = self.ask(&["instant", "-o", "json", &format!("http://{AT}"), query]).await?;
-        Ok(serde_json::from_str(&text)?)
+        let path = format!("/api/v1/query?query={}", percent_encoded(query));
+        let (code, said) = http_post(AT, &path, "").await?;
+        ensure!(code == 200, "{query}: {code} {said}");
+        let answer: Value = serde_json::from_str(&said)?;
+        answer["data"]["result"].as_array().cloned().with_context(|| format!("{query}: {said}"))
     }
 
-    /// Whether the query has a result; fails on a result that is not a number.
+    /// Whether the query has a result.
     async fn any(&self, query: &str) -> Result<bool> {
         Ok(!self.instant(query).await?.is_empty())
     }
@@ -246,9 +246,14 @@ impl Prometheus {
 
     /// Names of the operator's metrics seen so far.
     async fn names(&self) -> Result<BTreeSet<String>> {
-        let text = self.ask(&["labels", &format!("http://{AT}"), "__name__"]).await?;
+        let output = tokio::process::Command::new(&self.promtool)
+            .args(["query", "labels", &format!("http://{AT}"), "__name__"])
+            .output()
+            .await?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "promtool query labels: {said}");
         let ends = ["_bucket", "_sum", "_count"];
-        Ok(text
+        Ok(String::from_utf8(output.stdout)?
             .lines()
             .filter(|name| name.starts_with("hgo_"))
             .map(|name| {
@@ -257,4 +262,12 @@ impl Prometheus {
             })
             .collect())
     }
+}
+
+/// Text in the form that a URL's query has it.
+fn percent_encoded(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut encoded, byte| {
+        let _ = write!(encoded, "%{byte:02X}");
+        encoded
+    })
 }
