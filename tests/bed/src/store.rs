@@ -27,8 +27,8 @@ const DAEMONS: [&str; 6] = [
 ];
 /// Keys of the chart's FlowSchemas, which a restore changes like other objects of a test.
 const CHARTS_FLOWS: &str = "/registry/flowschemas/harvester-guest-operator";
-/// Number of equal reads after which the store counts as quiet, and their period.
-const QUIET: (u32, Duration) = (4, Duration::from_millis(25));
+/// Number of reads without a change after which the store counts as quiet, and their period.
+const QUIET: (u32, Duration) = (8, Duration::from_millis(25));
 /// Number of reads after which a store that is not quiet is an error.
 const MOST_READS: u32 = 400;
 /// Operations in a transaction: the limit with which etcd is started.
@@ -56,8 +56,15 @@ pub(crate) struct Snapshot {
     objects: BTreeMap<Key, Object>,
 }
 
+/// Revision of etcd, which grows with each write, and the revisions of all objects then.
+struct Revisions {
+    etcd: i64,
+    objects: BTreeMap<Key, i64>,
+}
+
 #[derive(Deserialize)]
 struct Range {
+    header: Header,
     #[serde(default)]
     kvs: Vec<Pair>,
 }
@@ -87,12 +94,10 @@ impl Store {
 
     /// Reads everything, once the store is quiet.
     pub(crate) async fn snapshot(self) -> Result<Snapshot> {
-        let (mut last, mut same) = (self.revisions().await?, 0);
-        while same < QUIET.0 * 10 {
+        let (mut read, mut same) = (self.revisions().await?, 0);
+        while same < QUIET.0 * 5 {
             sleep(QUIET.1).await;
-            let now = self.revisions().await?;
-            same = if now == last { same + 1 } else { 0 };
-            last = now;
+            same = if self.read_again(&mut read).await? { 0 } else { same + 1 };
         }
         let mut objects = BTreeMap::new();
         for pair in self.range(ALL, false).await?.kvs {
@@ -107,22 +112,23 @@ impl Store {
     /// earlier events, so this continues until the store is quiet.
     pub(crate) async fn restore(self, snapshot: &mut Snapshot) -> Result<BTreeSet<Key>> {
         let mut changed = BTreeSet::new();
-        let mut same = 0;
+        let (mut read, mut same) = (self.revisions().await?, 0);
         for _ in 0..MOST_READS {
-            let differing = snapshot.differing(&self.revisions().await?);
+            let differing = snapshot.differing(&read.objects);
             if differing.is_empty() {
                 same += 1;
                 if same >= QUIET.0 {
                     return Ok(changed);
                 }
                 sleep(QUIET.1).await;
-                continue;
+            } else {
+                same = 0;
+                for keys in differing.chunks(MOST) {
+                    self.write(snapshot, keys).await?;
+                }
+                changed.extend(differing);
             }
-            same = 0;
-            for keys in differing.chunks(MOST) {
-                self.write(snapshot, keys).await?;
-            }
-            changed.extend(differing);
+            self.read_again(&mut read).await?;
         }
         bail!("the store does not become quiet, the last changes are {changed:?}")
     }
@@ -137,11 +143,27 @@ impl Store {
         Ok(values)
     }
 
-    async fn revisions(self) -> Result<BTreeMap<Key, i64>> {
-        let pairs = self.range(ALL, true).await?.kvs;
-        let mut revisions: BTreeMap<_, _> = pairs.iter().map(Pair::place).collect::<Result<_>>()?;
-        revisions.retain(|key, _| is_ours(key));
-        Ok(revisions)
+    async fn revisions(self) -> Result<Revisions> {
+        let range = self.range(ALL, true).await?;
+        let mut objects: BTreeMap<_, _> =
+            range.kvs.iter().map(Pair::place).collect::<Result<_>>()?;
+        objects.retain(|key, _| is_ours(key));
+        Ok(Revisions { etcd: range.header.revision.parse()?, objects })
+    }
+
+    /// Reads the revisions of all objects again if anything was written since. Returns whether an
+    /// object was. A read of all objects takes etcd and this process many times as long as a read
+    /// of its revision.
+    async fn read_again(self, read: &mut Revisions) -> Result<bool> {
+        // No object has this key.
+        let nothing: Range = self.ask("/v3/kv/range", &json!({"key": bytes(ALL)})).await?;
+        if nothing.header.revision.parse::<i64>()? == read.etcd {
+            return Ok(false);
+        }
+        let now = self.revisions().await?;
+        let is_written = now.objects != read.objects;
+        *read = now;
+        Ok(is_written)
     }
 
     /// Reads all keys with a prefix, which ends with a slash. `0` follows the slash in ASCII.
