@@ -13,6 +13,7 @@ mod decisions;
 pub(crate) mod rust_source;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::hygiene::read;
 
@@ -242,7 +243,7 @@ fn shape_faults(path: &str, source: &str) -> Vec<String> {
 /// Public functions, constants, statics and traits whose name occurs at their definitions only. The
 /// compiler does not warn of them, because another crate could use them.
 fn unused_items(sources: &[(String, String)]) -> Vec<String> {
-    let sources: Vec<(&str, String)> = sources
+    let sources: Vec<(&str, Arc<str>)> = sources
         .iter()
         .filter(|(path, _)| !is_test_file(path))
         .map(|(path, source)| (path.as_str(), code(source)))

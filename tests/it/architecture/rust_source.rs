@@ -1,10 +1,16 @@
 //! Rust sources, read as the checks need them, without comments and tests: words and paths without
 //! literals, or the texts of literals alone.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+
+/// Code of each source that a check has read. Most checks read the same sources, and a program that
+/// is not optimized parses them for seconds.
+static CODES: Mutex<BTreeMap<String, Arc<str>>> = Mutex::new(BTreeMap::new());
 
 /// All Rust files below a folder, as path from the repository's root, and text.
 pub(crate) fn sources(folder: &str) -> Vec<(String, String)> {
@@ -39,10 +45,17 @@ pub(crate) fn is_test_file(path: &str) -> bool {
 }
 
 /// The source without white space, comments, literals and tests.
-pub(super) fn code(source: &str) -> String {
+pub(super) fn code(source: &str) -> Arc<str> {
+    // The checks run side by side in one order. So each waits here for what another is parsing.
+    let mut codes = CODES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(code) = codes.get(source) {
+        return code.clone();
+    }
     let mut out = String::with_capacity(source.len());
     write(source.parse().expect("tokens of Rust"), &mut out);
-    out
+    let code: Arc<str> = out.into();
+    codes.insert(source.to_owned(), code.clone());
+    code
 }
 
 fn write(tokens: TokenStream, out: &mut String) {
