@@ -26,6 +26,9 @@ use crate::support::{Cluster, LATER, SOON};
 /// Name of the TokenRotation, of its target and of the kubeconfig's user.
 pub(super) const NAME: &str = "guest";
 pub(super) const KEY: &str = "kubeconfig";
+/// Pause of a consumer after each call. It uses a token for seconds, so a token that is revoked too
+/// early fails many calls. Without a pause, a consumer would keep a core busy.
+const BETWEEN_CALLS: Duration = Duration::from_millis(50);
 
 /// Cluster with a guest's account, where the operator may replace credentials in the account's
 /// namespace.
@@ -307,7 +310,7 @@ async fn used(client: &Client) -> kube::Result<()> {
     api.list(&ListParams::default()).await.map(drop)
 }
 
-/// Consumer that uses the target's credential without a pause.
+/// Consumer that uses the target's credential all the time.
 #[derive(Default)]
 pub(super) struct Consumer {
     /// Every token that was read.
@@ -340,6 +343,7 @@ impl Consumer {
                 if cluster.token().await? != token && read.elapsed() > overlap / 4 {
                     break;
                 }
+                tokio::time::sleep(BETWEEN_CALLS).await;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Credentials that are replaced again and again, while a consumer uses them without a pause.
+//! Credentials that are replaced again and again, while a consumer uses them all the time.
 
 use std::time::Duration;
 
