@@ -16,6 +16,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{
     ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
 };
+use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Proxy, eventually, kubevirt};
@@ -187,7 +188,7 @@ impl Harvester {
     pub(super) async fn held(&self) -> Result<usize> {
         let mut held = 0;
         for api in machines(&self.cluster.client) {
-            let all = api.list(&ListParams::default()).await?;
+            let all = api.list_metadata(&ListParams::default()).await?;
             held += all.iter().filter(|vm| has_finalizer(vm)).count();
         }
         Ok(held)
@@ -294,7 +295,7 @@ fn machines(client: &Client) -> [Api<DynamicObject>; 2] {
     [kubevirt::machines(client, "default"), kubevirt::instances(client, "default")]
 }
 
-fn has_finalizer(vm: &DynamicObject) -> bool {
+fn has_finalizer(vm: &PartialObjectMeta<DynamicObject>) -> bool {
     vm.finalizers().iter().any(|finalizer| FINALIZERS.contains(&finalizer.as_str()))
 }
 
