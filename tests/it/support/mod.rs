@@ -199,8 +199,9 @@ impl Cluster {
 
     /// Waits until no LoadBalancer is left.
     pub(crate) async fn all_gone(&self) -> Result<()> {
+        let first = ListParams::default().limit(1);
         eventually(LATER, "end of all LoadBalancers", async || {
-            self.lbs().list(&ListParams::default()).await.map(|list| list.items.is_empty())
+            self.lbs().list_metadata(&first).await.map(|list| list.items.is_empty())
         })
         .await
     }
