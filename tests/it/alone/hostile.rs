@@ -32,8 +32,8 @@ const LARGE: u32 = 20;
 const LARGE_TEXT: usize = 1200 * 1024;
 /// LoadBalancer that owns the slices. A guest cluster serves it, so the operator deletes none.
 const OWNER: &str = "h-0002";
-/// Number of creates at the same time.
-const CREATES_AT_ONCE: usize = 4;
+/// Number of the tenant's calls at the same time.
+const CALLS_AT_ONCE: usize = 4;
 /// Limit of the memory that the LoadBalancers cost, at the peak, and of the memory that the slices,
 /// VMs and pods cost beyond that.
 const MOST_MIB: u64 = 20;
@@ -161,7 +161,7 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_none() -> Result<()> {
 
     let theirs = Api::<LoadBalancer>::namespaced(cluster.client.clone(), "hostile");
     let flood = stream::iter(0..HOSTILE).map(anyhow::Ok).try_for_each_concurrent(
-        CREATES_AT_ONCE,
+        CALLS_AT_ONCE,
         async |number| {
             let made = theirs.create(&PostParams::default(), &hostile(number)?).await;
             made.with_context(|| format!("object {number}")).map(drop)
@@ -171,14 +171,16 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_none() -> Result<()> {
         tokio::join!(flood, bare_writes(&cluster), one_by_one(&cluster, "loud", 20));
     flood?;
     let (bare, (after_event, loud)) = (bare?, loud?);
-    // One by one: a list of all is 32 MB.
-    for number in 0..HOSTILE {
+    // Some at a time: a list of all is 32 MB.
+    let all = stream::iter(0..HOSTILE).map(anyhow::Ok);
+    all.try_for_each_concurrent(CALLS_AT_ONCE, async |number| {
         let name = format!("h-{number:04}");
         eventually(LATER, &format!("an answer to {name}"), async || {
             theirs.get(&name).await.map(|lb| !ready(&lb).0.is_empty())
         })
-        .await?;
-    }
+        .await
+    })
+    .await?;
     let cost = (peak(&operator)? - before) / 1024;
     println!(
         "{HOSTILE} hostile objects: {cost} MiB; another's address after {quiet:?}, meanwhile {loud:?} at most, \
@@ -235,7 +237,7 @@ async fn create_large(cluster: &Cluster) -> Result<()> {
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), "hostile");
     let new = PostParams::default();
     let all = stream::iter(0..LARGE).map(anyhow::Ok);
-    all.try_for_each_concurrent(CREATES_AT_ONCE, async |number| {
+    all.try_for_each_concurrent(CALLS_AT_ONCE, async |number| {
         vms.create(&new, &serde_json::from_value(large_vm(number))?).await?;
         pods.create(&new, &serde_json::from_value(large_pod(number))?).await?;
         slices.create(&new, &serde_json::from_value(large_slice(number, &owner))?).await?;
