@@ -25,6 +25,9 @@ const MEASURED: &str = "alone::";
 /// Limits each Go program of a test to one thread of execution. Four tests share each core, so a
 /// second thread only costs: a control plane takes a sixth more processor time with two.
 const ONE_THREAD: (&str, &str) = ("GOMAXPROCS", "1");
+/// Go garbage collection target of these programs, in percent of the live heap. Helm, kubectl and
+/// promtool end within seconds. The test bed sets the same for the daemons.
+const GARBAGE: (&str, &str) = ("GOGC", "400");
 
 /// Programs of unit tests, and of the test bed's own tests.
 const UNIT: [&str; 4] = ["--lib", "--bins", "--test", "testbed"];
@@ -144,6 +147,7 @@ fn test(programs: &[&str]) -> Result<Command> {
         .args(programs)
         .env("HGO_TEST_WAITS", fs::canonicalize("target")?.join("test-waits.tsv"))
         .env(ONE_THREAD.0, ONE_THREAD.1)
+        .env(GARBAGE.0, GARBAGE.1)
         .stdin(Stdio::null());
     Ok(command)
 }
