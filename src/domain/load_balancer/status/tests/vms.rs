@@ -223,8 +223,8 @@ fn an_unknown_service_leaves_the_status_as_it_was() {
     assert_eq!(status.endpoints, Some(EndpointCounts { total: 1, ready: 1 }));
 }
 
-/// While no VM answers, the condition reports this first. In any case, it reports why the old
-/// pool's address is kept. While a VM answers, it reports why the host does not lease the address.
+/// The condition reports first that no VM answers. In any case, it reports why the old pool's
+/// address is kept. While a VM answers, it reports why the host does not lease the address.
 #[test]
 fn the_reason_for_the_address_is_reported_whether_or_not_a_vm_answers() {
     let wait = NoAddressReason::Full { pools: vec!["b".into()] };
