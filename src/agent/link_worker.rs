@@ -9,7 +9,7 @@ use std::collections::{HashSet, VecDeque};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
-use super::links::{KernelLinks, name};
+use super::netlink::{KernelLinks, name};
 use crate::domain::dhcp::Mac;
 
 /// Job for the task that makes and removes links.

@@ -16,8 +16,8 @@
 mod clock;
 mod health;
 mod link_worker;
-mod links;
 mod managed_lease;
+mod netlink;
 mod packet_socket;
 mod privileges;
 mod report;
@@ -32,7 +32,7 @@ use anyhow::Context as _;
 use ipnet::Ipv4Net;
 
 pub use self::health::AgentHealth;
-use self::links::KernelLinks;
+use self::netlink::KernelLinks;
 use self::term::AgentTerm;
 use crate::domain::dhcp::ProbeTiming;
 use crate::k8s::agent_records::RecordClient;

@@ -22,10 +22,10 @@ use crate::http::listener::{AGE, Server, ServerShutdown};
 use crate::http::registration::{Registrar, find_me, jitter};
 use crate::http::tls::{self, InUse};
 use crate::http::webhook::{CONNECTIONS, Webhooks};
-use crate::k8s::installation::Installation;
 use crate::k8s::leadership::Leadership;
 use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
+use crate::k8s::webhook_objects::WebhookObjects;
 use crate::metrics::Metrics;
 
 /// Name of admission's Service, as in `config/manager`.
@@ -117,10 +117,10 @@ pub(super) async fn start(
     leadership: &Arc<Leadership>,
     metrics: &Metrics,
 ) -> anyhow::Result<RunningAdmission> {
-    let installation = Installation::new(client.clone(), &args.namespace, metrics.clone());
+    let webhook_objects = WebhookObjects::new(client.clone(), &args.namespace, metrics.clone());
     let ending = ServerShutdown::default();
     if args.admission == AdmissionMode::Off {
-        unregister(&installation).await;
+        unregister(&webhook_objects).await;
         let ready = watch::channel(true).1;
         return Ok(RunningAdmission { ready, ending, server: None });
     }
@@ -151,9 +151,9 @@ pub(super) async fn start(
     };
     let serving = server.serve(listener);
     tracing::info!(admission = %address, "listening");
-    tokio::spawn(find_me(installation.clone(), found));
+    tokio::spawn(find_me(webhook_objects.clone(), found));
     let registrar = Registrar {
-        installation,
+        webhook_objects,
         in_use,
         names,
         place,
@@ -216,11 +216,11 @@ fn place(
 /// Empties the operator's webhook configurations. If the configurations stayed as they are, the API
 /// server would call a listener that does not run. The API server would then refuse each write of a
 /// LoadBalancer or an IPPool.
-async fn unregister(installation: &Installation) {
+async fn unregister(webhook_objects: &WebhookObjects) {
     for part in [WebhookObject::Mutating, WebhookObject::Validating] {
-        let removed = match installation.read(part).await {
+        let removed = match webhook_objects.read(part).await {
             Ok(Some(stored)) if is_ours(&stored) => {
-                installation.write(part, &emptied(&stored)).await.map(drop)
+                webhook_objects.write(part, &emptied(&stored)).await.map(drop)
             }
             Ok(_) => continue,
             Err(error) => Err(error),

@@ -53,7 +53,6 @@ pub mod credentials;
 pub mod events;
 pub mod guard;
 pub mod informer;
-pub mod installation;
 mod lazy_object;
 pub mod leadership;
 pub mod other_controller;
@@ -65,6 +64,7 @@ pub mod stored_objects;
 pub mod takeover;
 pub mod trimmed;
 pub mod views;
+pub mod webhook_objects;
 pub mod write;
 
 use std::time::Duration;

@@ -7,7 +7,7 @@ use kube::{Resource as _, ResourceExt as _};
 
 use super::super::link_worker::LinkJob;
 use super::super::managed_lease::{LinkState, ManagedLease, PendingWrite, moment};
-use super::super::{clock, links};
+use super::super::{clock, netlink};
 use super::AgentTerm;
 use crate::api::DHCPLease;
 use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
@@ -48,7 +48,7 @@ impl AgentTerm<'_> {
         tracing::info!(leases = self.leases.len(), "the list of DHCPLeases is complete");
         let all: Vec<Mac> = self.leases.keys().copied().collect();
         self.link_worker
-            .ask(LinkJob::ClearAllBut(all.iter().map(|mac| links::name(*mac)).collect()));
+            .ask(LinkJob::ClearAllBut(all.iter().map(|mac| netlink::name(*mac)).collect()));
         for mac in all {
             self.take_up(mac);
         }

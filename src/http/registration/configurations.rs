@@ -80,7 +80,7 @@ impl Registrar {
         }
         // Another replica may have stored a newer bundle in the Secret than this replica has read,
         // so the Secret is read again.
-        let fresh = self.installation.secret().await?;
+        let fresh = self.webhook_objects.secret().await?;
         if state.secret != fresh {
             store_secret(state, fresh);
             return Err(RoundStop::Again);
@@ -114,7 +114,7 @@ impl Registrar {
         is_repair: bool,
     ) -> Result<(), RoundStop> {
         let Some(stored) = state.parts.get(&part).and_then(Option::as_ref) else { return Ok(()) };
-        match self.installation.write(part, &patch(stored, &wanted)).await {
+        match self.webhook_objects.write(part, &patch(stored, &wanted)).await {
             Ok(written) => {
                 if is_repair {
                     let times = state.repairs.count(part);
@@ -133,7 +133,7 @@ impl Registrar {
                 Ok(())
             }
             Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                let now = self.installation.read(part).await?;
+                let now = self.webhook_objects.read(part).await?;
                 state.parts.insert(part, now);
                 Err(RoundStop::Again)
             }
@@ -160,7 +160,7 @@ impl Registrar {
 
     async fn find_owner(&self) -> Result<Option<OwnerRole>, RoundStop> {
         let Some(name) = &self.owner else { return Ok(None) };
-        Ok(self.installation.owner(name).await?)
+        Ok(self.webhook_objects.owner(name).await?)
     }
 
     /// Whether admission's Service has a ready endpoint. Always true if the API server reaches
@@ -169,7 +169,7 @@ impl Registrar {
     async fn is_reachable(&self, state: &mut RegistrarState) -> Result<bool, RoundStop> {
         let AdmissionEndpoint::Service(namespace, name) = &self.place else { return Ok(true) };
         if !state.repairs.reachable {
-            state.repairs.reachable = self.installation.is_served(namespace, name).await?;
+            state.repairs.reachable = self.webhook_objects.is_served(namespace, name).await?;
             if !state.repairs.reachable && !std::mem::replace(&mut state.repairs.logged, true) {
                 tracing::warn!(
                     service = format!("{namespace}/{name}"),

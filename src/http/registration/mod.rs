@@ -31,7 +31,7 @@ use crate::domain::admission::webhook_configuration::{
 };
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
-use crate::k8s::installation::{Installation, ObservedObject, VersionedSecret};
+use crate::k8s::webhook_objects::{ObservedObject, VersionedSecret, WebhookObjects};
 use crate::metrics::Metrics;
 use configurations::Repairs;
 
@@ -47,7 +47,7 @@ const MOST_STEPS: usize = 8;
 /// Registers admission with the API server, and keeps the registration current.
 pub struct Registrar {
     /// Access to the Secret and the configurations.
-    pub installation: Installation,
+    pub webhook_objects: WebhookObjects,
     /// Holder of the certificate that TLS handshakes use.
     pub in_use: Arc<InUse>,
     /// Names by which the API server may call this replica.
@@ -117,7 +117,7 @@ impl From<CertificateError> for RoundStop {
 impl Registrar {
     /// Keeps the registration current. Does not return.
     pub async fn run(mut self) {
-        let mut observations = self.installation.watch();
+        let mut observations = self.webhook_objects.watch();
         let mut state = RegistrarState::default();
         loop {
             let pause = self.rounds(&mut state).await;
@@ -192,7 +192,7 @@ impl Registrar {
                 // serve now. These authorities must stay trusted, so the new content of the Secret
                 // includes them.
                 for part in [WebhookObject::Validating, WebhookObject::Mutating] {
-                    let stored = self.installation.read(part).await?;
+                    let stored = self.webhook_objects.read(part).await?;
                     state.parts.insert(part, stored);
                 }
                 let trusted = configurations::trusted(state);
@@ -211,13 +211,13 @@ impl Registrar {
             (CertificateStep::Switch, Some(material)) => material.switched(now, &self.names)?,
             (CertificateStep::Forget, Some(material)) => material.forgetting(now),
         };
-        match self.installation.write_secret(state.secret.as_ref(), made.data()).await {
+        match self.webhook_objects.write_secret(state.secret.as_ref(), made.data()).await {
             Ok(written) => {
                 tracing::info!(step = step_name(&step), "wrote the Secret of admission");
                 store_secret(state, Some(written));
             }
             Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                let stored = self.installation.secret().await?;
+                let stored = self.webhook_objects.secret().await?;
                 store_secret(state, stored);
             }
             Err(error) => return Err(error.into()),
@@ -349,10 +349,10 @@ fn step_name(step: &CertificateStep) -> &'static str {
 
 /// Reads the username of this operator from the API server, and sends it to `me`. Retries without
 /// limit.
-pub async fn find_me(installation: Installation, me: watch::Sender<String>) {
+pub async fn find_me(webhook_objects: WebhookObjects, me: watch::Sender<String>) {
     let mut failures = 0;
     loop {
-        match timeout(LONGEST_PAUSE, installation.user_name()).await {
+        match timeout(LONGEST_PAUSE, webhook_objects.user_name()).await {
             Ok(Ok(Some(name))) if !name.is_empty() => {
                 tracing::info!(name, "read the username of this operator");
                 drop(me.send_replace(name));

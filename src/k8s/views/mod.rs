@@ -12,18 +12,18 @@
 //! them as well.
 
 mod backends;
+mod guest_nodes;
 mod host_links;
 mod infrastructure;
 mod leases;
 mod listed;
 mod load_balancers;
-mod machines;
 mod namespaces;
 mod networks;
 mod notifier;
 mod obstacles;
 mod pools;
-mod serving;
+mod services_and_slices;
 mod vms;
 
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ use kube::Client;
 use kube_runtime::reflector::Store;
 use tokio::sync::watch;
 
-use self::machines::GuestRemovals;
+use self::guest_nodes::GuestRemovals;
 use self::notifier::ChangeNotifier;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
@@ -57,7 +57,7 @@ use crate::metrics::Metrics;
 pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
 pub use notifier::{ChangeEvent, ChangeSubscription};
-pub use serving::{OwnedObjects, OwnedSlice};
+pub use services_and_slices::{OwnedObjects, OwnedSlice};
 
 /// A part of the views that is listed and watched by itself. The value is one bit, so that a `u32`
 /// can hold a set of parts.
@@ -226,12 +226,12 @@ impl Views {
         tokio::spawn(leases::watch_agents(informer.clone(), namespace.to_owned()));
         tokio::spawn(pools::watch(informer.clone()));
         tokio::spawn(namespaces::watch(informer.clone()));
-        tokio::spawn(machines::watch(informer.clone()));
+        tokio::spawn(guest_nodes::watch(informer.clone()));
         tokio::spawn(vms::watch_vms(informer.clone()));
         tokio::spawn(vms::watch_pods(informer.clone()));
         tokio::spawn(vms::watch_nodes(informer.clone()));
-        tokio::spawn(serving::watch_services(informer.clone()));
-        tokio::spawn(serving::watch_slices(informer.clone()));
+        tokio::spawn(services_and_slices::watch_services(informer.clone()));
+        tokio::spawn(services_and_slices::watch_slices(informer.clone()));
         tokio::spawn(infrastructure::watch_services(informer.clone()));
         tokio::spawn(infrastructure::watch_service_networks(informer.clone()));
         tokio::spawn(infrastructure::watch_management(informer.clone(), namespace.to_owned()));

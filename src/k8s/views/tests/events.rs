@@ -207,7 +207,7 @@ async fn a_service_that_a_list_does_not_contain_wakes_its_load_balancer() {
     let service: Service = read(json!({
         "metadata": {"namespace": "ns", "name": "web", "resourceVersion": "7"},
     }));
-    let apply = |event| serving::apply_service(&at, event);
+    let apply = |event| services_and_slices::apply_service(&at, event);
     apply(ObjectEvent::Listed(service.clone()));
     leader.reports(&["ns/web"]);
     apply(ObjectEvent::Changed(service));
@@ -228,7 +228,7 @@ async fn a_slice_that_is_gone_wakes_its_load_balancer() {
     let deleted = |version: &str| {
         ObjectEvent::Gone("ns/web-1".to_owned(), Some(slice("web", version).meta().clone()))
     };
-    let apply = |event| serving::apply_slice(&at, event);
+    let apply = |event| services_and_slices::apply_slice(&at, event);
     apply(ObjectEvent::Listed(slice("web", "5")));
     leader.reports(&["ns/web"]);
     apply(unlisted("ns/web-1"));

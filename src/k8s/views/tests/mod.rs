@@ -351,16 +351,16 @@ fn slice(lb: &str, version: &str) -> LazyObject<EndpointSlice> {
 #[test]
 fn both_load_balancers_are_woken_when_a_slice_gets_another_owner() {
     let leader = LeaderViews::new();
-    serving::store_observed_slice(&leader.views, &slice("web", "5"));
+    services_and_slices::store_observed_slice(&leader.views, &slice("web", "5"));
     leader.reports(&["ns/web"]);
-    serving::store_observed_slice(&leader.views, &slice("mail", "6"));
+    services_and_slices::store_observed_slice(&leader.views, &slice("mail", "6"));
     leader.reports(&["ns/mail", "ns/web"]);
     assert_eq!(leader.views.slices.of("ns/web").count(), 0);
-    serving::store_observed_slice(&leader.views, &slice("web", "5"));
-    serving::store_observed_slice(&leader.views, &slice("mail", "6"));
+    services_and_slices::store_observed_slice(&leader.views, &slice("web", "5"));
+    services_and_slices::store_observed_slice(&leader.views, &slice("mail", "6"));
     leader.reports(&[]);
     assert_eq!(leader.views.slices.of("ns/mail").count(), 1);
-    serving::store_observed_slice(&leader.views, &slice("", "7"));
+    services_and_slices::store_observed_slice(&leader.views, &slice("", "7"));
     leader.reports(&["ns/mail"]);
     assert_eq!(leader.views.slices.of("ns/mail").count(), 0);
 }

@@ -49,7 +49,7 @@ pub struct VersionedSecret {
     version: String,
 }
 
-/// State of an object that admission needs, as [`Installation::watch`] reports it. `None`: the
+/// State of an object that admission needs, as [`WebhookObjects::watch`] reports it. `None`: the
 /// object does not exist.
 #[derive(Clone)]
 pub enum ObservedObject {
@@ -63,13 +63,13 @@ pub enum ObservedObject {
 /// Client for the objects that admission needs: the admission Secret, the webhook configurations,
 /// and the CRD with the conversion webhook.
 #[derive(Clone)]
-pub struct Installation {
+pub struct WebhookObjects {
     client: Client,
     namespace: String,
     metrics: Metrics,
 }
 
-impl Installation {
+impl WebhookObjects {
     /// Creates a client. Sends no request. `namespace` is the namespace of the admission Secret.
     pub fn new(client: Client, namespace: &str, metrics: Metrics) -> Self {
         Self { client, namespace: namespace.to_owned(), metrics }
