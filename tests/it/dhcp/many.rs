@@ -16,6 +16,12 @@ use crate::support::LATER;
 
 /// Leases that fit into a /24, beside the other addresses there.
 const MANY: usize = 150;
+/// Largest number of releases that the server may lose, because it gets no processor time for some
+/// seconds on a busy machine. A client does not repeat a release, because the release has no answer
+/// (RFC 2131, section 4.4.6).
+const MOST_LOST: usize = 3;
+/// Log message of the agent about each release.
+const RELEASE: &str = "the agent releases the lease";
 
 /// Every lease gets an address of its own, a restart retains them all, and all are released, but
 /// not in bursts, of which a server would lose a part.
@@ -49,13 +55,19 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
         ensure!(addressed(&site).await? == first, "a restart changed an address");
         ensure!(site.links().await?.len() == MANY, "{:?}", site.links().await?);
         site.records().delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-        eventually(LATER, "end of all grants", async || {
+        eventually(LATER, "release of all", async || {
+            let released = agent.process.log().matches(RELEASE).count();
+            if released == MANY { Ok(true) } else { Err(released.to_string()) }
+        })
+        .await?;
+        eventually(LATER, "end of the grants", async || {
             let granted = site.server.granted().await.map_err(|error| error.to_string())?;
-            if granted.is_empty() { Ok(true) } else { Err(format!("{} left", granted.len())) }
+            let left = granted.len();
+            if left <= MOST_LOST { Ok(true) } else { Err(format!("{left} left")) }
         })
         .await?;
         // A burst of 10, then one every 20 ms.
-        let most = most_in_a_second(&agent.process.log(), "the agent releases the lease")?;
+        let most = most_in_a_second(&agent.process.log(), RELEASE)?;
         println!("at most {most} given back in a second");
         ensure!((10..=61).contains(&most), "in a burst: {most} in a second");
         eventually(LATER, "end of all records", async || {
