@@ -55,13 +55,13 @@ impl PoolAllocator {
     /// Restores a claim that the LoadBalancer publishes and no ledger records. Conditions:
     /// * the LoadBalancer has no claim;
     /// * the pool admits the LoadBalancer, and its ranges include the address;
-    /// * no other owner has the address.
+    /// * no other owner has the address where it would be announced for the LoadBalancer.
     pub(super) fn restore_published(&mut self, facts: &LbFacts) {
         let Some(claim) = &facts.published else { return };
         if !self.claims_of(&facts.owner.uid).is_empty() {
             return;
         }
-        if self.is_anothers(claim, &facts.owner.uid) {
+        if self.is_anothers(claim, facts) {
             return;
         }
         let Some(pool) = self.pools.get_mut(&claim.pool) else { return };

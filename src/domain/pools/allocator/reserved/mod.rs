@@ -312,20 +312,22 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether a LoadBalancer whose UID is not `uid` has the claim's address on the segment of the
-    /// claim's pool.
-    pub(super) fn is_anothers(&self, claim: &Claim, uid: &str) -> bool {
+    /// Whether another LoadBalancer has the claim's address on the segment of the claim's pool, or
+    /// on another segment where the address would be announced for this LoadBalancer.
+    pub(super) fn is_anothers(&self, claim: &Claim, facts: &LbFacts) -> bool {
         let Some(pool) = self.pools.get(&claim.pool) else { return false };
+        let uid = &facts.owner.uid;
         let holds =
-            |other: &AllocatorPool| other.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != uid);
+            |other: &AllocatorPool| other.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid);
         let mut others = self.pools.iter().filter(|(name, _)| **name != claim.pool);
         let contender = pool.contender(&claim.pool);
         others.any(|(name, other)| holds(other) && other.contender(name).meets(&contender))
-            || self.reserved.at(claim.ip).any(|r| r.owner.uid != uid && r.meets(pool))
+            || self.reserved.at(claim.ip).any(|r| r.owner.uid != *uid && r.meets(pool))
+            || self.fitness(facts, &claim.pool, pool)(claim.ip) == AddressFitness::Taken
     }
 
     /// Returns a function that says whether a free address of `pool` may be given to the
-    /// LoadBalancer. The caller has removed `pool` from the allocator. The pool's own segment needs
+    /// LoadBalancer. `pool` may have been removed from the allocator. The pool's own segment needs
     /// no check, because the pool's free addresses are not in use on that segment.
     pub(super) fn fitness<'a>(
         &'a self,

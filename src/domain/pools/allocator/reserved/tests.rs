@@ -106,6 +106,16 @@ fn what_is_published_without_a_pool_is_reserved_as_soon_as_it_is_seen() {
     assert_eq!(given(&mut allocator, &lb(2)), ip(11));
 }
 
+/// The ledger of pool v lacks the address that lb2 publishes. Nodes announce it on the segment of
+/// pool m.
+#[test]
+fn a_published_address_that_another_has_beside_the_pools_segment_is_not_read_back() {
+    let mut allocator = allocator(&[on_vlan("v", 1, 3), seen("m", "10.0.0", 3)]);
+    assert_eq!(given(&mut allocator, &named(1, "m")), ip(10));
+    let published = LbFacts { published: Some(at("v", "10.0.0.10")), ..vm(2, "v") };
+    assert_eq!(given(&mut allocator, &published), ip(11));
+}
+
 #[test]
 fn who_asks_for_a_former_address_has_it_and_others_avoid_it_while_they_can() {
     let mut allocator = allocator(&[seen("a", "10.0.0", 5)]);

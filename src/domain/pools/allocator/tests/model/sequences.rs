@@ -89,3 +89,21 @@ fn a_published_address_stays_after_its_pool_when_its_other_owner_is_on_another_s
         Restart(false),
     ]);
 }
+
+/// Regression: a late request, for a deleted LoadBalancer of type vm, got back an address of a
+/// VLAN's pool. Nodes announce the address in their own network, where another LoadBalancer had it.
+#[test]
+fn a_late_request_gains_no_address_that_is_announced_beside_the_pools_network() {
+    use Step::{AskLate, Create, Delete, Move, Networks, Publish};
+    hold(&[
+        Networks(Some([1, 2])),
+        Move(0, (0, 10, 1), 1, 1, false),
+        Create(4, Some(0)),
+        Publish(4),
+        Delete(4),
+        Move(1, (0, 10, 1), 0, 2, false),
+        Create(0, None),
+        Publish(0),
+        AskLate(4),
+    ]);
+}
