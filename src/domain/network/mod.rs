@@ -26,8 +26,8 @@ pub enum Segment {
     Vlan(String, u16),
     /// A network with this name, whose bridge and VLAN are unknown.
     Named(String),
-    /// Unknown segment, because the networks are not listed yet, or the pool was deleted. Counts as
-    /// every segment.
+    /// Unknown segment, because the networks are not listed yet, or the pool was deleted and
+    /// nothing shows its network. Counts as every segment.
     Unlisted,
 }
 

@@ -22,6 +22,7 @@
 //!   annotation of the LoadBalancer.
 
 mod confirmed;
+mod deleted;
 pub mod overlap;
 mod recover;
 mod release;
@@ -78,8 +79,8 @@ pub enum ClaimResult {
         /// Subnet of the address. `None`: the pool does not exist, or its ranges do not include the
         /// address.
         subnet: Option<Subnet>,
-        /// Network of the pool, empty for the nodes' own network. `None`: the pool does not exist,
-        /// or it serves every network.
+        /// Network of the pool, empty for the nodes' own network. `None`: the pool serves every
+        /// network, or was deleted before this term of leadership.
         network: Option<String>,
         /// Reason why the LoadBalancer keeps this address, although the address does not meet the
         /// request. `None`: the address meets the request.
@@ -94,6 +95,9 @@ pub enum ClaimResult {
 #[derive(Clone, Debug, Default)]
 pub struct PoolAllocator {
     pools: BTreeMap<String, AllocatorPool>,
+    /// Pools that were deleted in this term, by name. An entry has no effect while a new pool has
+    /// its name.
+    deleted: BTreeMap<String, deleted::DeletedPool>,
     /// Map from an owner's UID to its claims. An owner has more than one claim while it changes
     /// pools.
     holders: HashMap<String, Vec<Claim>>,
@@ -194,15 +198,6 @@ impl PoolAllocator {
             && (surplus
                 || (!claims.is_empty() && unknown)
                 || self.inheritance(facts).next().is_some())
-    }
-
-    /// Removes a deleted pool. LoadBalancers continue to publish the addresses that they hold in
-    /// this pool, and no other pool gives out these addresses.
-    pub fn remove_pool(&mut self, name: &str) {
-        if let Some(pool) = self.take_out(name) {
-            self.overlaps.moved();
-            self.reserve_claims_of(name, &pool);
-        }
     }
 
     fn take_out(&mut self, name: &str) -> Option<AllocatorPool> {
@@ -350,8 +345,10 @@ impl PoolAllocator {
         let pool = self.pools.get(&claim.pool);
         let subnet = pool.and_then(|p| p.ledger.ranges().subnet_of(claim.ip)).cloned();
         let instead = instead.or_else(|| pool?.mismatch(&claim.pool, facts));
-        let network = pool.filter(|pool| !pool.selector.is_global());
-        let network = network.map(|pool| pool.selector.network().to_owned());
+        let deleted = || self.deleted.get(&claim.pool).map(|deleted| &deleted.selector);
+        let selector = pool.map(|pool| &pool.selector).or_else(deleted);
+        let selector = selector.filter(|selector| !selector.is_global());
+        let network = selector.map(|selector| selector.network().to_owned());
         ClaimResult::Held { claim, subnet, network, instead }
     }
 

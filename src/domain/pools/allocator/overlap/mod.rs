@@ -92,14 +92,18 @@ impl PoolOverlaps {
 }
 
 impl PoolAllocator {
-    /// Sets the segment of each pool after networks have changed. `segment` returns the segment of
-    /// a network, by its name. Waiters are tried again if they wait for a pool that moved to
-    /// another segment, or for a pool whose ranges contain an address of a moved pool's claims.
+    /// Sets the segment of each pool, and of each deleted pool, after networks have changed.
+    /// `segment` returns the segment of a network, by its name. Waiters are tried again if they
+    /// wait for a pool that moved to another segment, or for a pool whose ranges contain an address
+    /// of a moved pool's claims.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
         // A LoadBalancer may name a network that is on another segment than before, even if no pool
         // moved. So `moved` makes the caller observe every LoadBalancer. [`PoolAllocator::observe`]
         // then marks the waiters whose own segment has changed.
         self.overlaps.moved = true;
+        for pool in self.deleted.values_mut() {
+            pool.segment = segment(pool.selector.network());
+        }
         let mut moved = BTreeSet::new();
         for (name, pool) in &mut self.pools {
             let now = segment(pool.selector.network());

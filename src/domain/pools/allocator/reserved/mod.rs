@@ -4,7 +4,8 @@
 //! If a pool's ledger records an address, the other pools on the segment of that pool hold the
 //! address back, which means that they do not give it out ([`super::overlap`]). This does not
 //! protect the address in two cases:
-//! * the pool of a published address is gone, and so is the ledger of that pool;
+//! * the pool of a published address is gone, and so is the ledger of that pool
+//!   ([`super::deleted`]);
 //! * an address is announced on a segment other than its pool's. The address of a vm LoadBalancer
 //!   is announced on the announcer's default interface, if nodes have no link for the pool's VLAN.
 //!   The address of a guest is announced on the network of its VMs.
@@ -50,6 +51,10 @@ pub(super) struct Reservations {
     /// Reverse of `former`: a map from a claim to the UIDs of the LoadBalancers that will request
     /// the claim.
     expected: BTreeMap<Claim, BTreeSet<String>>,
+    /// Map from the UID of a LoadBalancer to the published claim that it must withdraw, because a
+    /// ledger has the address for another owner. The address stays reserved until the LoadBalancer
+    /// no longer publishes it.
+    to_withdraw: HashMap<String, Claim>,
 }
 
 impl Reservations {
@@ -153,32 +158,45 @@ impl PoolAllocator {
     /// Variant of [`Self::observe`] for the start of a term of leadership, before the first address
     /// is given out. This variant reserves a published address whose pool was deleted, even if the
     /// scopes of other pools do not admit the LoadBalancer: the claim may have been deleted with
-    /// the pool. The address is not reserved if a ledger has it for another owner, on a segment
-    /// where the address may be announced.
+    /// the pool. If a ledger has the address for another owner, on a segment where the address may
+    /// be announced, the LoadBalancer must withdraw the address.
     pub fn adopt(&mut self, facts: &LbFacts) {
-        let is_homeless = |claim: &&Claim| {
-            let uid = &facts.owner.uid;
-            let holds = |pool: &AllocatorPool| {
-                pool.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid)
-                    && may_be_announced_on(facts, pool)
-            };
-            !self.pools.contains_key(&claim.pool) && !self.pools.values().any(holds)
-        };
-        match facts.published.as_ref().filter(is_homeless) {
-            Some(claim) => self.reserve(facts, claim),
-            None => self.observe(facts),
+        let uid = &facts.owner.uid;
+        let published = facts.published.as_ref();
+        if let Some(claim) = published.filter(|claim| !self.pools.contains_key(&claim.pool)) {
+            self.reserve(facts, claim);
+            let mut reserved = self.reserved.of(uid).iter();
+            if reserved.any(|reservation| self.is_in_anothers_ledger(reservation)) {
+                self.reserved.to_withdraw.insert(uid.clone(), claim.clone());
+            }
         }
+        self.observe(facts);
     }
 
-    /// Reserves the addresses that a LoadBalancer holds or publishes. If the LoadBalancer neither
-    /// holds nor publishes an address, adds its former address to the expected addresses. A
-    /// published address without a claim is reserved only if `claim_of_deleted_pool` returns it.
-    /// After a pool or a network has moved to another segment, the caller must observe every
-    /// LoadBalancer again.
+    /// Whether the ledger of a pool on one of the reservation's segments has the address for
+    /// another owner.
+    fn is_in_anothers_ledger(&self, reservation: &Reservation) -> bool {
+        let Reservation { owner, claim, .. } = reservation;
+        self.pools.values().filter(|pool| reservation.meets(pool)).any(|pool| {
+            let holder = pool.ledger.owner_of(claim.ip);
+            holder.is_some_and(|holder| holder.uid != owner.uid)
+        })
+    }
+
+    /// Reserves the addresses that a LoadBalancer holds or publishes, and those of its claims whose
+    /// pool was deleted. If the LoadBalancer neither holds nor publishes an address, adds its
+    /// former address to the expected addresses. A published address without a claim is reserved
+    /// only if `claim_of_deleted_pool` returns it. After a pool was deleted, or a pool or a network
+    /// has moved to another segment, the caller must observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
-        let claims = self.claims_of(uid).to_vec();
+        self.end_withdrawal(facts);
+        let claims = self.claims_of(uid);
+        let has_none = claims.is_empty();
+        let reserved = self.reserved.of(uid).iter().map(|reservation| &reservation.claim);
+        let deleted = reserved.filter(|claim| !self.pools.contains_key(&claim.pool));
+        let claims: Vec<Claim> = claims.iter().chain(deleted).cloned().collect();
         for claim in &claims {
             self.reserve(facts, claim);
         }
@@ -186,10 +204,22 @@ impl PoolAllocator {
             // If this condition is false, the published address may belong to another LoadBalancer,
             // or is not in the ledger yet. Such an address is not reserved.
             Some(claim) if self.claim_of_deleted_pool(facts).is_some() => {
+                self.reserved.to_withdraw.remove(uid);
                 self.reserve(facts, claim);
             }
-            None if claims.is_empty() => self.reserved.expect(uid, facts.former.as_ref()),
+            None if has_none => self.reserved.expect(uid, facts.former.as_ref()),
             _ => {}
+        }
+    }
+
+    /// Ends the reservation of a claim that the LoadBalancer had to withdraw, if the LoadBalancer
+    /// no longer publishes the claim.
+    fn end_withdrawal(&mut self, facts: &LbFacts) {
+        let uid = &facts.owner.uid;
+        let withdrawn = self.reserved.to_withdraw.get(uid).cloned();
+        if let Some(claim) = withdrawn.filter(|claim| facts.published.as_ref() != Some(claim)) {
+            self.reserved.to_withdraw.remove(uid);
+            self.unreserve(uid, &claim);
         }
     }
 
@@ -209,9 +239,11 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether the claim is reserved for the LoadBalancer with this UID, on at least one segment.
+    /// Whether the claim is reserved for the LoadBalancer with this UID, on at least one segment,
+    /// and the LoadBalancer keeps the claim.
     pub(super) fn has_reserved(&self, uid: &str, claim: &Claim) -> bool {
-        self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
+        self.reserved.to_withdraw.get(uid) != Some(claim)
+            && self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
     }
 
     /// Whether the LoadBalancer has no expected address, and has exactly the reservations that
@@ -241,8 +273,8 @@ impl PoolAllocator {
         self.reserved.by_uid.contains_key(uid) || self.reserved.former.contains_key(uid)
     }
 
-    /// Reserves the claims of a deleted pool, on every segment, because their LoadBalancers
-    /// continue to publish the addresses.
+    /// Reserves the claims of a deleted pool, because their LoadBalancers continue to publish the
+    /// addresses. The claims are reserved on every segment, until their LoadBalancers are observed.
     pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &AllocatorPool) {
         for (ip, owner) in pool.ledger.claims().iter().filter(|(_, owner)| !owner.uid.is_empty()) {
             let claim = Claim { pool: name.to_owned(), ip: *ip };
@@ -254,6 +286,7 @@ impl PoolAllocator {
 
     /// Removes the reservations and the expected address of a deleted LoadBalancer.
     pub(super) fn forget(&mut self, uid: &str) {
+        self.reserved.to_withdraw.remove(uid);
         self.unreserve_all_but(uid, None);
         self.reserved.expect(uid, None);
     }
@@ -303,11 +336,10 @@ impl PoolAllocator {
 
     /// Segments where the claim's address is announced for the LoadBalancer, except the segment on
     /// which the ledger of the claim's pool protects the address. If the pool was deleted, no
-    /// ledger protects the address, and the result is [`Segment::Unlisted`], which means every
-    /// segment.
+    /// ledger protects the address.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
-            None => vec![Segment::Unlisted],
+            None => self.announced_after_deletion(facts, &claim.pool),
             Some(pool) => beyond(facts, pool),
         }
     }
@@ -368,16 +400,6 @@ fn beyond(facts: &LbFacts, pool: &AllocatorPool) -> Vec<Segment> {
     segments.retain(|segment| *segment != pool.segment);
     segments.dedup();
     segments
-}
-
-/// Whether an address of a deleted pool may be announced for the LoadBalancer on the segment of
-/// `pool`. The segment of the deleted pool is unknown. So the answer is `false` only for a guest
-/// whose network is known and is on another segment.
-fn may_be_announced_on(facts: &LbFacts, pool: &AllocatorPool) -> bool {
-    match &facts.segment {
-        Some(own) if facts.guest => pool.selector.is_global() || own.meets(&pool.segment),
-        _ => true,
-    }
 }
 
 #[cfg(test)]

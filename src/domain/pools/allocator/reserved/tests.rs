@@ -106,6 +106,77 @@ fn what_is_published_without_a_pool_is_reserved_as_soon_as_it_is_seen() {
     assert_eq!(given(&mut allocator, &lb(2)), ip(11));
 }
 
+/// Deletes the pool after the LoadBalancer has claimed and published `10.0.0.10` of it. Returns the
+/// facts of the LoadBalancer.
+fn deleted(allocator: &mut PoolAllocator, pool: &str, facts: LbFacts) -> LbFacts {
+    assert_eq!(given(allocator, &facts), ip(10));
+    let published = LbFacts { published: Some(at(pool, "10.0.0.10")), ..facts };
+    allocator.remove_pool(pool);
+    allocator.observe(&published);
+    published
+}
+
+#[test]
+fn an_address_of_a_deleted_pool_is_free_on_other_segments_and_reserved_on_its_own() {
+    for facts in [named(1, "v"), vm(1, "v")] {
+        let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 3)]);
+        let published = deleted(&mut allocator, "v", facts);
+        assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
+        allocator.merge(&on_vlan("same", 1, 3), &everybody());
+        assert_eq!(given(&mut allocator, &named(3, "same")), ip(11));
+        assert_eq!(allocator.shared(), 0);
+        let ClaimResult::Held { claim, network, .. } = allocator.claim(&published) else {
+            panic!("it lost it")
+        };
+        assert_eq!((claim, network), (at("v", "10.0.0.10"), Some("ns/v".to_owned())));
+    }
+}
+
+#[test]
+fn an_address_of_a_deleted_pool_moves_with_the_pools_network() {
+    let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 3)]);
+    let published = deleted(&mut allocator, "v", named(1, "v"));
+    let vlan = |network: &str| if network == "ns/v" { 2 } else { 3 };
+    allocator.relocate(|network| Segment::Vlan("br".into(), vlan(network)));
+    allocator.observe(&published);
+    assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
+    allocator.merge(&on_vlan("u", 2, 3), &everybody());
+    assert_eq!(given(&mut allocator, &named(3, "u")), ip(11));
+}
+
+/// The pool of lb1's address was deleted before the term. lb1 is a guest that names a network.
+#[test]
+fn a_new_term_leaves_one_address_to_two_on_different_segments() {
+    let mut allocator = allocator(&[on_vlan("w", 2, 3)]);
+    assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
+    let segment = Some(Segment::Vlan("br".into(), 1));
+    let published = LbFacts { segment, published: Some(at("gone", "10.0.0.10")), ..lb(1) };
+    allocator.adopt(&published);
+    assert_eq!(given(&mut allocator, &published), ip(10));
+    assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
+    assert_eq!(allocator.shared(), 0);
+}
+
+/// The pool of lb1's address was deleted before the term. Nothing shows that lb1 does not announce
+/// the address on the segment of pool w.
+#[test]
+fn an_address_that_a_new_term_takes_away_is_given_out_after_its_withdrawal() {
+    let mut allocator = allocator(&[on_vlan("w", 2, 3)]);
+    assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
+    let withdrawn = named(1, "gone");
+    let published = LbFacts { published: Some(at("gone", "10.0.0.10")), ..withdrawn.clone() };
+    allocator.adopt(&published);
+    assert_eq!(given(&mut allocator, &published), "IPPoolNotFound");
+    assert!(matches!(allocator.claim(&published), ClaimResult::Waiting(_)));
+    allocator.merge(&on_vlan("v", 1, 1), &everybody());
+    assert_eq!(given(&mut allocator, &named(3, "v")), "NoAvailableIP");
+    assert_eq!(allocator.shared(), 1, "lb1 and lb2 may be on one segment");
+    allocator.observe(&withdrawn);
+    assert_eq!(allocator.serve_waiters(), [owner(3)]);
+    assert_eq!(allocator.claims_of("u3"), [at("v", "10.0.0.10")]);
+    assert_eq!(allocator.shared(), 0);
+}
+
 /// The ledger of pool v lacks the address that lb2 publishes. Nodes announce it on the segment of
 /// pool m.
 #[test]

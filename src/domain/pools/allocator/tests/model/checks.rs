@@ -110,13 +110,13 @@ impl Cluster {
     /// where it will be after its publication. `taken`: claims in use, each with the UID of its
     /// LoadBalancer. Exception: both LoadBalancers had the address before the step.
     fn check_announced(
-        &mut self,
+        &self,
         taken: &BTreeSet<(String, Claim)>,
         shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>,
     ) {
-        self.announce();
+        let segments = |uid: &String, claim: &Claim| self.segments(&self.facts_of(uid), claim);
         let places: Vec<_> =
-            taken.iter().map(|(uid, claim)| (uid, claim, self.segments(uid, claim))).collect();
+            taken.iter().map(|(uid, claim)| (uid, claim, segments(uid, claim))).collect();
         for (index, (mine, claim, here)) in places.iter().enumerate() {
             for (theirs, other, there) in &places[index + 1..] {
                 let both = BTreeSet::from([name(mine), name(theirs)]);
@@ -140,38 +140,77 @@ impl Cluster {
         self.before.iter().any(|(holder, held)| name(holder) == name(uid) && held == claim)
     }
 
-    /// Segments where a claim is announced, or will be announced after it is published. If the pool
-    /// of a published claim is gone, the result is the last known segments. `None`: all segments.
-    fn segments(&self, uid: &str, claim: &Claim) -> Option<Vec<Segment>> {
-        let n = (0..LBS).find(|n| self.lbs.get(n).is_some_and(|lb| lb.owner.uid == uid)).unwrap();
-        let place = self.place(&self.facts(n).unwrap(), claim);
-        place.unwrap_or_else(|| self.announced[&n].clone()).1
+    /// Facts of the LoadBalancer that has this UID now, or whose name had it.
+    fn facts_of(&self, uid: &str) -> LbFacts {
+        let mut all = (0..LBS).filter_map(|n| self.facts(n));
+        all.find(|facts| name(&facts.owner.uid) == name(uid)).unwrap()
     }
 
-    /// Records where published addresses are announced.
-    pub(super) fn announce(&mut self) {
-        for n in 0..LBS {
-            let Some((facts, claim)) =
-                self.facts(n).and_then(|f| f.published.clone().map(|claim| (f, claim)))
-            else {
-                self.announced.remove(&n);
-                continue;
-            };
-            // If the pool was deleted, the address is still announced on the same segments as
-            // before.
-            let before = self.announced.get(&n).filter(|(ip, _)| *ip == claim.ip).cloned();
-            let place = self.place(&facts, &claim).or(before).unwrap_or((claim.ip, None));
-            self.announced.insert(n, place);
-        }
-    }
-
-    /// Address of the claim, and the segments where it would be announced. `None`: the claim's pool
-    /// does not exist.
-    pub(super) fn place(&self, facts: &LbFacts, claim: &Claim) -> Option<Place> {
-        let pool = self.allocator.pools().get(&claim.pool)?;
+    /// Segments where a claim is announced, or will be announced after it is published. `None`: all
+    /// segments.
+    pub(super) fn segments(&self, facts: &LbFacts, claim: &Claim) -> Option<Vec<Segment>> {
+        let Some(pool) = self.allocator.pools().get(&claim.pool) else {
+            return Some(self.segments_after_deletion(facts, &self.deleted_pools[&claim.pool]));
+        };
         let mut segments = facts.announced_at(&pool.segment);
         segments.push(pool.segment.clone());
-        Some((claim.ip, (!pool.selector.is_global()).then_some(segments)))
+        (!pool.selector.is_global()).then_some(segments)
+    }
+
+    /// Segments where an address of the deleted pool is announced. An address of a global pool may
+    /// be announced anywhere. A guest that names a network announces its address there only.
+    fn segments_after_deletion(&self, facts: &LbFacts, pool: &PoolSelector) -> Vec<Segment> {
+        let here = if pool.is_global() {
+            Segment::Unlisted
+        } else {
+            segment(pool.network(), self.networks)
+        };
+        let mut segments = facts.announced_at(&here);
+        segments.extend((!facts.guest).then_some(here));
+        segments
+    }
+
+    /// Segments where the claim is announced, as far as stored objects and the memory of the
+    /// present leader show. `None`: it may be any segment, because the pool was deleted before the
+    /// present term began, and the LoadBalancer is not a guest that names a network.
+    pub(super) fn shown_segments(&self, facts: &LbFacts, claim: &Claim) -> Option<Vec<Segment>> {
+        let is_forgotten =
+            !self.pools.contains_key(&claim.pool) && self.forgotten.contains(&claim.pool);
+        let is_hidden = is_forgotten && (!facts.guest || facts.segment.is_none());
+        if is_hidden { None } else { self.segments(facts, claim) }
+    }
+
+    /// Whether LoadBalancer `n`, which was created again, must get the claim of its predecessor:
+    /// the pool may give out the address, and no LoadBalancer of another name has it where it would
+    /// be announced for LoadBalancer `n`.
+    pub(super) fn is_given_back(&self, n: usize, claim: &Claim) -> bool {
+        let Some(facts) = self.facts(n) else { return false };
+        let Some(pool) = self.allocator.pools().get(&claim.pool) else { return false };
+        let serves = match &facts.named_pool {
+            Some(named) => {
+                *named == claim.pool && pool.selector.may_be_named_by(&facts.requirement)
+            }
+            None => pool.selector.fit(&facts.requirement).is_some(),
+        };
+        serves
+            && pool.idle().is_none()
+            && pool.ledger.ranges().find(claim.ip).is_some()
+            && pool.mismatch(&claim.pool, &facts).is_none()
+            && !self.is_in_use(&facts, claim)
+    }
+
+    /// Whether a LoadBalancer with another name has the claim's address on a segment where it would
+    /// be announced for the LoadBalancer of `facts`, as far as stored objects show.
+    fn is_in_use(&self, facts: &LbFacts, claim: &Claim) -> bool {
+        let here = self.segments(facts, claim);
+        let reserved = self.allocator.reserved.at(claim.ip);
+        let reserved = reserved.map(|other| (other.owner.uid.clone(), other.claim.clone()));
+        let mut all = self.in_use().into_iter().chain(reserved);
+        all.any(|(uid, other)| {
+            name(&uid) != name(&facts.owner.uid)
+                && other.ip == claim.ip
+                && meet(here.as_ref(), self.shown_segments(&self.facts_of(&uid), &other).as_ref())
+        })
     }
 
     /// Claims that are held or published, with the UID of the LoadBalancer.

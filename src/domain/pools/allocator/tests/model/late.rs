@@ -38,10 +38,12 @@ impl Cluster {
         } else {
             assert!(self.allocator.has_reserved(uid, claim), "{claim:?} for {uid}");
         }
-        let (ip, mine) = self.place(facts, claim).unwrap_or((claim.ip, None));
-        for (other, (announced, theirs)) in &self.announced {
-            let meets = *announced == ip && meet(mine.as_ref(), theirs.as_ref());
-            assert!(!meets, "{claim:?} for {uid} of {n}, announced for {other}");
+        let mine = self.segments(facts, claim);
+        for theirs in (0..LBS).filter_map(|other| self.facts(other)) {
+            let Some(published) = &theirs.published else { continue };
+            let meets = published.ip == claim.ip
+                && meet(mine.as_ref(), self.segments(&theirs, published).as_ref());
+            assert!(!meets, "{claim:?} for {uid} of {n}, announced for {theirs:?}");
         }
     }
 }

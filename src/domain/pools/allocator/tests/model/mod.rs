@@ -29,9 +29,6 @@ const ON_ITS_OWN: usize = 1;
 /// VLANs of the last two networks; 0 is the nodes' own network. `None`: unknown.
 type Vlans = Option<[u16; 2]>;
 
-/// An address, and the segments on which it is announced. `None`: on all segments.
-type Place = (IpAddr, Option<Vec<Segment>>);
-
 #[derive(Default)]
 struct Cluster {
     allocator: PoolAllocator,
@@ -47,12 +44,15 @@ struct Cluster {
     before: BTreeSet<(String, Claim)>,
     /// Addresses that two LoadBalancers had before the present step, with the names of the two.
     excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
-    /// Map from the number of a LoadBalancer to its published address, with the segments where the
-    /// address is announced. If the pool was deleted, these are the last known segments.
-    announced: BTreeMap<usize, Place>,
+    /// Selectors of deleted pools. The addresses of a deleted pool are still announced on the
+    /// pool's network.
+    deleted_pools: BTreeMap<String, PoolSelector>,
+    /// Names of the pools that were deleted before the present term began.
+    forgotten: BTreeSet<String>,
     /// Published claims that their LoadBalancers may lose, each with the LoadBalancer's UID. The
-    /// pool of the claim was deleted before the present term began, and a ledger on a segment where
-    /// the address may be announced has it for another owner ([`PoolAllocator::adopt`]).
+    /// pool of the claim was deleted before the present term began. A ledger has the address for
+    /// another owner on a segment where, as far as stored objects show, the address may be
+    /// announced ([`Cluster::shown_segments`]).
     contested: BTreeSet<(String, Claim)>,
 }
 
@@ -113,32 +113,29 @@ impl Cluster {
     /// Whether another LoadBalancer publishes the claim's address on a segment where LoadBalancer
     /// `n` announces it. Then one of the two may lose it.
     fn is_double(&self, n: usize, claim: &Claim) -> bool {
-        let segments = |n: &usize| {
-            let place = self.announced.get(n).filter(|(ip, _)| *ip == claim.ip);
-            place.and_then(|(_, segments)| segments.as_ref())
-        };
-        let others = self.lbs.iter().filter(|(other, _)| **other != n);
-        let publishes =
-            |facts: &LbFacts| facts.published.as_ref().is_some_and(|c| c.ip == claim.ip);
-        let mut others = others.filter(|(_, facts)| publishes(facts));
-        others.any(|(other, _)| meet(segments(&n), segments(other)))
+        let Some(facts) = self.facts(n) else { return false };
+        let here = self.segments(&facts, claim);
+        let others = (0..LBS).filter(|other| *other != n).filter_map(|other| self.facts(other));
+        let mut published = others.filter_map(|facts| Some((facts.published.clone()?, facts)));
+        published.any(|(other, facts)| {
+            other.ip == claim.ip && meet(here.as_ref(), self.segments(&facts, &other).as_ref())
+        })
     }
 
-    /// UID and published claim of LoadBalancer `n`. `None`: the LoadBalancer publishes no claim,
-    /// the claim's pool exists, or no ledger has the address for another owner on the network that
-    /// the LoadBalancer names, if it names one.
+    /// UID and published claim of LoadBalancer `n`, if the LoadBalancer may lose the claim as
+    /// `contested` says. `None`: the LoadBalancer publishes no claim, or keeps it.
     fn contested_claim(&self, n: usize) -> Option<(String, Claim)> {
         let facts = self.facts(n)?;
         let claim = facts.published.clone()?;
-        let pools = self.allocator.pools();
-        let near = |pool: &&AllocatorPool| {
-            let mut own = facts.segment.iter();
-            pool.selector.is_global() || own.all(|own| own.meets(&pool.segment))
+        let here = self.shown_segments(&facts, &claim);
+        let holds = |pool: &AllocatorPool| {
+            let there = (!pool.selector.is_global()).then(|| vec![pool.segment.clone()]);
+            let holder = pool.ledger.owner_of(claim.ip);
+            holder.is_some_and(|holder| holder.uid != facts.owner.uid)
+                && meet(here.as_ref(), there.as_ref())
         };
-        let near = pools.values().filter(near);
-        let mut owners = near.filter_map(|pool| pool.ledger.owner_of(claim.ip));
-        let contested =
-            !pools.contains_key(&claim.pool) && owners.any(|owner| owner.uid != facts.owner.uid);
+        let pools = self.allocator.pools();
+        let contested = !pools.contains_key(&claim.pool) && pools.values().any(holds);
         contested.then(|| (facts.owner.uid.clone(), claim))
     }
 
@@ -183,16 +180,6 @@ impl Cluster {
         self.ask(n);
     }
 
-    /// Whether a LoadBalancer with another name than `name` holds the address by a claim whose pool
-    /// was deleted. No pool gives out such an address, whatever its segment: the segment of the
-    /// deleted pool is not known.
-    fn is_of_deleted_pool(&self, ip: IpAddr, name: &str) -> bool {
-        let is_deleted =
-            |reservation: &Reservation| !self.pools.contains_key(&reservation.claim.pool);
-        let mut others = self.allocator.reserved.at(ip).filter(|other| other.owner.name != name);
-        others.any(is_deleted)
-    }
-
     /// Returns the successor of LoadBalancer `n`: the same name, and a new UID. `None`: there is no
     /// LoadBalancer `n`.
     fn made_again(&mut self, n: usize) -> Option<LbFacts> {
@@ -213,39 +200,15 @@ impl Cluster {
         if notified {
             self.allocator.release(&before.owner);
         }
-        self.announced.remove(&n);
-        let had = before.published.clone();
         let result = self.ask(n);
-        let others = |claim: &Claim| {
-            let holds = |pool: &AllocatorPool| {
-                let owner = pool.ledger.owner_of(claim.ip);
-                owner.is_some_and(|owner| owner.name != before.owner.name)
-            };
-            self.is_double(n, claim)
-                || self.allocator.pools().values().any(holds)
-                || self.is_of_deleted_pool(claim.ip, &before.owner.name)
-        };
-        let named =
-            |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
         // The new LoadBalancer gets the old address back, if no other LoadBalancer had the address
         // and the pool may give it out.
-        let still = had.filter(|claim| {
-            let pool = self.allocator.pools().get(&claim.pool);
-            named(claim)
-                && !others(claim)
-                && pool.is_some_and(|pool| {
-                    pool.idle().is_none()
-                        && pool.ledger.ranges().find(claim.ip).is_some()
-                        && pool.selector.fit(&before.requirement).is_some()
-                })
-        });
+        let still = before.published.clone().filter(|claim| self.is_given_back(n, claim));
         if let (Some(claim), Some(result)) = (still, result) {
             let ClaimResult::Held { claim: now, .. } = &result else {
                 panic!("{claim:?} is not given back: {result:?}")
             };
-            let taken = self.allocator.pools()[&claim.pool].ledger.owner_of(claim.ip);
-            let free = taken.is_none_or(|owner| owner.name == before.owner.name);
-            assert!(*now == claim || !free || self.allocator.shared() > 0, "{now:?} for {claim:?}");
+            assert_eq!(*now, claim, "another address than before");
         }
         // Releases the claims that the old UID may still have, as the sweep does.
         self.allocator.release(&before.owner);
@@ -325,8 +288,13 @@ impl Cluster {
                 self.allocator.relocate(|network| segment(network, vlans));
             }
             Step::RemovePool(p) => {
-                self.pools.remove(POOLS[p].0);
-                self.allocator.remove_pool(POOLS[p].0);
+                let name = POOLS[p].0;
+                if let Some(pool) = self.pools.remove(name) {
+                    let selector = PoolSelector::new(pool.spec.selector.as_ref());
+                    self.deleted_pools.insert(name.into(), selector);
+                    self.forgotten.remove(name);
+                }
+                self.allocator.remove_pool(name);
             }
             Step::Wipe(p, all) => {
                 if let Some(pool) = self.pools.get_mut(POOLS[p].0) {
@@ -342,6 +310,7 @@ impl Cluster {
                     self.pools.values_mut().for_each(|p| p.status.allocated_owners.clear());
                 }
                 self.allocator = PoolAllocator::default();
+                self.forgotten = self.deleted_pools.keys().cloned().collect();
                 (0..POOLS.len()).for_each(|p| self.merge(p));
                 let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
                 for facts in &all {

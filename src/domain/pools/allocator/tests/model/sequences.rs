@@ -57,8 +57,9 @@ fn a_late_request_gains_no_address_whose_pool_is_gone() {
     ]);
 }
 
-/// The address may be announced on two segments, and only the deleted pool showed on which. The new
-/// leader does not know the segment, so the owner in the other pool's ledger keeps the address.
+/// The two addresses are announced on two segments, and only the deleted pool showed where
+/// LoadBalancer 0 announces its address. The new leader does not know the segment, so the owner in
+/// the other pool's ledger keeps the address.
 #[test]
 fn the_ledger_wins_over_a_published_address_whose_pool_was_deleted() {
     use Step::{Create, Move, Networks, Publish, RemovePool, Restart};
@@ -87,6 +88,76 @@ fn a_published_address_stays_after_its_pool_when_its_other_owner_is_on_another_s
         Create(0, Some(0)),
         RemovePool(1),
         Restart(false),
+    ]);
+}
+
+/// Regression: an address was in use on every segment after the deletion of its pool. One of two
+/// owners of the address, on another segment, did not get it back. The other owner is in turn a
+/// guest that publishes the address, a guest that does not publish it yet, and, in a new term, a
+/// guest that names a network.
+#[test]
+fn an_address_is_given_back_although_a_deleted_pool_gave_it_out_on_another_segment() {
+    use Step::{Create, Move, Networks, Publish, RemovePool, Restart, Restore};
+    let (x, y) = (Move(0, (0, 10, 1), 1, 1, false), Move(1, (0, 10, 1), 2, 2, false));
+    let begin = [Networks(Some([1, 2])), x, y];
+    let then = |steps: &[Step]| hold(&[&begin[..], steps].concat());
+    let (create, publish) = (Create(2, Some(1)), Publish(2));
+    then(&[
+        Create(0, Some(0)),
+        Publish(0),
+        create.clone(),
+        publish.clone(),
+        RemovePool(0),
+        Restore(2, true),
+    ]);
+    then(&[Create(0, Some(0)), create, publish, RemovePool(0), Restore(2, true)]);
+    then(&[
+        Create(1, Some(1)),
+        Publish(1),
+        Create(2, Some(0)),
+        Publish(2),
+        RemovePool(1),
+        Restart(false),
+        Restore(2, true),
+    ]);
+}
+
+/// Pool 0 is deleted while a LoadBalancer publishes its address. Then pool 1 has the same address,
+/// on a segment where the LoadBalancer may announce it. In the first sequence, the LoadBalancer is
+/// of type vm, so a node with a link announces the address on the VLAN. In the second one, pool 0
+/// was global. In the last one, the network of pool 0 moves to the other VLAN.
+#[test]
+fn an_address_of_a_deleted_pool_is_given_to_no_other_where_it_is_announced() {
+    use Step::{Create, Move, Networks, Publish, RemovePool};
+    let on = |pool, network| Move(pool, (0, 10, 1), network, 1, false);
+    let vlans = || Networks(Some([1, 2]));
+    let vm = [vlans(), on(0, 1), Create(4, Some(0)), Publish(4), RemovePool(0), on(1, 1)];
+    let global = Move(0, (0, 10, 1), 1, 1, true);
+    let global = [vlans(), global, Create(0, None), Publish(0), RemovePool(0), on(1, 2)];
+    let moved = [vlans(), on(0, 1), Create(0, Some(0)), Publish(0), RemovePool(0)];
+    let after = [Networks(Some([2, 1])), on(1, 1)];
+    let moved = [&moved[..], &after[..]].concat();
+    for steps in [&vm[..], &global[..], &moved[..]] {
+        hold(&[steps, &[Create(2, Some(1))][..]].concat());
+    }
+}
+
+/// Regression: a LoadBalancer that lost its address at the start of a term still announced it when
+/// another LoadBalancer got it.
+#[test]
+fn an_address_that_is_lost_is_given_to_no_other_while_it_is_published() {
+    use Step::{Create, Move, Networks, Publish, RemovePool, Restart};
+    hold(&[
+        Networks(Some([1, 2])),
+        Move(0, (0, 10, 1), 1, 1, false),
+        Move(1, (0, 10, 1), 2, 2, false),
+        Create(0, Some(0)),
+        Publish(0),
+        Create(2, Some(1)),
+        Create(3, Some(2)),
+        RemovePool(0),
+        Restart(false),
+        Move(2, (0, 10, 1), 1, 3, false),
     ]);
 }
 
