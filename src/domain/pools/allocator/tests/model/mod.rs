@@ -287,15 +287,7 @@ impl Cluster {
                 }
                 self.allocator.relocate(|network| segment(network, vlans));
             }
-            Step::RemovePool(p) => {
-                let name = POOLS[p].0;
-                if let Some(pool) = self.pools.remove(name) {
-                    let selector = PoolSelector::new(pool.spec.selector.as_ref());
-                    self.deleted_pools.insert(name.into(), selector);
-                    self.forgotten.remove(name);
-                }
-                self.allocator.remove_pool(name);
-            }
+            Step::RemovePool(p) => self.remove_pool(POOLS[p].0),
             Step::Wipe(p, all) => {
                 if let Some(pool) = self.pools.get_mut(POOLS[p].0) {
                     pool.status.allocated_owners.clear();
@@ -305,21 +297,34 @@ impl Cluster {
                 }
                 self.merge(p);
             }
-            Step::Restart(plain) => {
-                if plain {
-                    self.pools.values_mut().for_each(|p| p.status.allocated_owners.clear());
-                }
-                self.allocator = PoolAllocator::default();
-                self.forgotten = self.deleted_pools.keys().cloned().collect();
-                (0..POOLS.len()).for_each(|p| self.merge(p));
-                let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
-                for facts in &all {
-                    self.allocator.adopt(facts);
-                }
-                self.contested = (0..LBS).filter_map(|n| self.contested_claim(n)).collect();
-                (0..LBS).for_each(|n| drop(self.ask(n)));
-            }
+            Step::Restart(plain) => self.restart(plain),
         }
+    }
+
+    fn remove_pool(&mut self, name: &str) {
+        if let Some(pool) = self.pools.remove(name) {
+            let selector = PoolSelector::new(pool.spec.selector.as_ref());
+            self.deleted_pools.insert(name.into(), selector);
+            self.forgotten.remove(name);
+        }
+        self.allocator.remove_pool(name);
+    }
+
+    /// Begins a term with the stored objects. `plain`: the ledgers have no UIDs, as those of the Go
+    /// controller.
+    fn restart(&mut self, plain: bool) {
+        if plain {
+            self.pools.values_mut().for_each(|p| p.status.allocated_owners.clear());
+        }
+        self.allocator = PoolAllocator::default();
+        self.forgotten = self.deleted_pools.keys().cloned().collect();
+        (0..POOLS.len()).for_each(|p| self.merge(p));
+        let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
+        for facts in &all {
+            self.allocator.adopt(facts);
+        }
+        self.contested = (0..LBS).filter_map(|n| self.contested_claim(n)).collect();
+        (0..LBS).for_each(|n| drop(self.ask(n)));
     }
 
     /// Does the work that the ledger task does after each batch of requests.
