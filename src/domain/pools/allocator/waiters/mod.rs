@@ -53,24 +53,34 @@ impl PoolAllocator {
         !self.waiters.is_empty()
     }
 
-    /// Tries waiters again, oldest first, if a change may affect their answer. Returns the waiters
-    /// whose answer changed.
+    /// Tries waiters again, oldest first, if a change may affect their answer. The answer to one
+    /// waiter may free an address for others, so this is repeated until nothing changes. Returns
+    /// the waiters whose answer changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
-        self.compare_pools();
-        let changes = std::mem::take(&mut self.waiter_changes);
-        if changes.is_nothing() {
-            return Vec::new();
+        let mut answered_anew = Vec::new();
+        loop {
+            self.compare_pools();
+            let changes = std::mem::take(&mut self.waiter_changes);
+            if changes.is_nothing() {
+                return answered_anew;
+            }
+            answered_anew.extend(self.try_waiters(&changes));
         }
+    }
+
+    /// Tries the waiters again whose answer may be affected by the changes, oldest first. Returns
+    /// those whose answer changed.
+    fn try_waiters(&mut self, changes: &WaiterChanges) -> Vec<Owner> {
         let concerned = self
             .waiters
             .iter()
-            .filter(|(_, (facts, wait))| self.may_change(facts, wait, &changes))
+            .filter(|(_, (facts, wait))| self.may_change(facts, wait, changes))
             .map(|(age, _)| age.clone());
         let mut answered_anew = Vec::new();
         for age in concerned.collect::<Vec<Age>>() {
             let Some((facts, before)) = self.waiters.get(&age) else { continue };
             // A waiter that was served earlier in this loop may have taken the free address.
-            if !self.may_change(facts, before, &changes) {
+            if !self.may_change(facts, before, changes) {
                 continue;
             }
             let (facts, before) = (facts.clone(), before.clone());

@@ -178,3 +178,22 @@ fn a_late_request_gains_no_address_that_is_announced_beside_the_pools_network() 
         AskLate(4),
     ]);
 }
+
+/// The claim of LoadBalancer 0 was reserved on the segment of pool 0 since the deletion of pool 2.
+/// LoadBalancer 0 gets the claim again from the new pool 2, on another segment. This frees the
+/// address in pool 0, for which LoadBalancer 5 waits.
+#[test]
+fn an_address_that_one_waiter_frees_is_given_to_another() {
+    use Step::{Create, Edit, Move, Networks, Publish, RemovePool};
+    hold(&[
+        Create(0, Some(2)),
+        Move(2, (0, 10, 1), 1, 1, false),
+        Create(5, Some(0)),
+        Edit(2, 0, false, false),
+        RemovePool(2),
+        Publish(0),
+        Edit(0, 1, true, false),
+        Move(2, (0, 10, 1), 1, 3, false),
+        Networks(Some([1, 0])),
+    ]);
+}
