@@ -54,7 +54,7 @@ impl PoolAllocator {
     }
 
     /// Tries waiters again, oldest first, if a change may affect their answer. The answer to one
-    /// waiter may free an address for others, so this is repeated until nothing changes. Returns
+    /// waiter may free an address for others, so this is repeated until no answer changes. Returns
     /// the waiters whose answer changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
         let mut answered_anew = Vec::new();
@@ -64,7 +64,11 @@ impl PoolAllocator {
             if changes.is_nothing() {
                 return answered_anew;
             }
-            answered_anew.extend(self.try_waiters(&changes));
+            let owners = self.try_waiters(&changes);
+            if owners.is_empty() {
+                return answered_anew;
+            }
+            answered_anew.extend(owners);
         }
     }
 
