@@ -213,19 +213,26 @@ async fn an_address_that_becomes_the_clusters_is_no_vms_any_more() -> Result<()>
     is_there().await
 }
 
+/// Guest of VM `a`, at whose address LoadBalancer `web` serves. The operator and an announcer must
+/// run.
+async fn serving_guest(cluster: &Cluster) -> Result<Guest> {
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    cluster.vm_lb("web").await?;
+    let nic = Nic::attached("eth0", "lan", &["192.168.1.5"]);
+    let vm = Vm::new("default", "a").label("app", "web").nic(nic);
+    let guest = Guest::run(&cluster.client, vm, "node-1").await?;
+    cluster.serves("web", "Announced").await?;
+    Ok(guest)
+}
+
 /// Tenants choose the addresses of their Services.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_established_endpoint_outlives_a_service_that_is_announced_at_its_address() -> Result<()>
 {
     let cluster = Cluster::start().await?;
-    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let _operator = cluster.operator().await?;
     let _announcer = Announcer::start(cluster.client.clone(), Announcing::default());
-    cluster.vm_lb("web").await?;
-    let nic = Nic::attached("eth0", "lan", &["192.168.1.5"]);
-    let vm = Vm::new("default", "a").label("app", "web").nic(nic);
-    let mut guest = Guest::run(&cluster.client, vm, "node-1").await?;
-    cluster.serves("web", "Announced").await?;
+    let mut guest = serving_guest(&cluster).await?;
     announced(&cluster, "theirs", "192.168.1.5").await?;
     // A later change, after which all earlier ones have been observed.
     guest.pause(true).await?;
@@ -243,14 +250,9 @@ async fn an_established_endpoint_outlives_a_service_that_is_announced_at_its_add
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_that_a_tenant_wrote_is_no_address_that_the_vm_had() -> Result<()> {
     let cluster = Cluster::start().await?;
-    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let _operator = cluster.operator().await?;
     let _announcer = Announcer::start(cluster.client.clone(), Announcing::default());
-    cluster.vm_lb("web").await?;
-    let nic = Nic::attached("eth0", "lan", &["192.168.1.5"]);
-    let vm = Vm::new("default", "a").label("app", "web").nic(nic);
-    let mut guest = Guest::run(&cluster.client, vm, "node-1").await?;
-    cluster.serves("web", "Announced").await?;
+    let mut guest = serving_guest(&cluster).await?;
     announced(&cluster, "theirs", "192.168.1.50").await?;
     guest.report(|vm| vm.nics[0].addresses = vec!["192.168.1.50".to_owned()]).await?;
     cluster.waits("web", REFUSED).await?;
