@@ -48,18 +48,16 @@ impl Results {
 
     /// Errors that the failed tests printed, and earlier notices of the test bed, without
     /// backtraces. Each line begins with the name of its test, so that a search for the name finds
-    /// them all.
+    /// them all. The error that a test returned is shown rather than a panic of its other threads:
+    /// those panic when the runtime ends under them.
     pub(crate) fn failed(&self) -> String {
         let mut text = String::new();
         for (name, output) in &self.failures {
-            let said: Vec<_> = output
-                .iter()
-                .filter(|line| !line.trim().is_empty())
-                .take_while(|line| !line.to_lowercase().starts_with("stack backtrace"))
-                .collect();
-            let is_error = |line: &&String| line.starts_with("Error:") || line.contains("panicked");
-            let last = said.len().saturating_sub(REPEATED_LINES);
-            let first = said.iter().position(is_error).unwrap_or(last);
+            let said = without_backtraces(output);
+            let returned = said.iter().position(|line| line.starts_with("Error:"));
+            let first = returned
+                .or_else(|| said.iter().position(|line| line.contains("panicked")))
+                .unwrap_or(said.len().saturating_sub(REPEATED_LINES));
             let bed = said[..first].iter().filter(|line| line.starts_with("testbed: "));
             for line in bed.chain(&said[first..]).take(REPEATED_LINES) {
                 let _ = writeln!(text, "test {name} ... FAILED: {line}");
@@ -83,6 +81,20 @@ impl Results {
         }
         text
     }
+}
+
+/// Lines that are neither empty nor in a backtrace. The frames of a backtrace are indented.
+fn without_backtraces(output: &[String]) -> Vec<&String> {
+    let mut is_in_backtrace = false;
+    let mut lines = Vec::new();
+    for line in output.iter().filter(|line| !line.trim().is_empty()) {
+        let begins = line.to_lowercase().starts_with("stack backtrace");
+        is_in_backtrace = begins || (is_in_backtrace && line.starts_with(' '));
+        if !is_in_backtrace {
+            lines.push(line);
+        }
+    }
+    lines
 }
 
 /// Name of the test whose output follows: `---- pools::grows stdout ----`.
@@ -193,6 +205,26 @@ test result: FAILED. 0 passed; 2 failed; 0 ignored
              test pools::grows ... FAILED: Error: 2 of 7 failed:\n\
              test pools::grows ... FAILED: test result: ok. 5 passed; 0 failed\n\
              test pools::shrinks ... FAILED: thread 'pools::shrinks' panicked\n"
+        );
+    }
+
+    #[test]
+    fn the_error_that_a_test_returned_is_shown_rather_than_a_panic_at_the_end_of_its_runtime() {
+        let log = "\
+---- pools::grows stdout ----
+thread 'tokio-rt-worker' panicked at entry.rs:534:9:
+A Tokio 1.x context was found, but it is being shutdown.
+stack backtrace:
+   0: core::panicking
+             at ./library/core
+Error: an address took 16 s
+
+Stack backtrace:
+   0: anyhow::error
+";
+        assert_eq!(
+            Results::read(log).failed(),
+            "test pools::grows ... FAILED: Error: an address took 16 s\n"
         );
     }
 

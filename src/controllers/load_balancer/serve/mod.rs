@@ -239,7 +239,7 @@ impl<'a> ServiceTarget<'a> {
             Ok(()) | Err(WriteObstacle::ForeignService(_)) => {}
             Err(obstacle) => return Err(into_error(obstacle)),
         }
-        match self.stored() {
+        match self.own() {
             Some(stored) => self.delete_service(&stored, settings).await.map_err(into_error),
             None => Ok(true),
         }
