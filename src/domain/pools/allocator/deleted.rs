@@ -9,6 +9,8 @@
 //! In any other case, no stored object proves the network. The address is then reserved on every
 //! segment.
 
+use std::collections::HashSet;
+
 use super::super::selection::PoolSelector;
 use super::{AllocatorPool, PoolAllocator};
 use crate::LbFacts;
@@ -30,6 +32,9 @@ impl PoolAllocator {
         let Some(pool) = self.take_out(name) else { return };
         self.overlaps.moved();
         self.reserve_claims_of(name, &pool);
+        let reserved = self.reserved.all().map(|reservation| &reservation.claim.pool);
+        let named: HashSet<&String> = reserved.collect();
+        self.deleted.retain(|pool, _| named.contains(pool));
         let AllocatorPool { selector, segment, .. } = pool;
         self.deleted.insert(name.to_owned(), DeletedPool { selector, segment });
     }

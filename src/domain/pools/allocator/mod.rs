@@ -14,7 +14,8 @@
 //! * no pool gives out an address in these cases:
 //!   * another pool holds the address on the same network ([`overlap`]);
 //!   * a LoadBalancer publishes the address on that network, and no ledger records it there
-//!     ([`reserved`]);
+//!     ([`reserved`]). If the pool of that LoadBalancer was deleted, this holds on every network,
+//!     and only a former owner of the address gets it on another one;
 //!   * the cluster itself uses the address;
 //! * a name keeps its address across restores: a LoadBalancer that is created again under its name
 //!   gets the former address of the name, unless a LoadBalancer of another name has it. The former
@@ -31,6 +32,7 @@ mod restore;
 mod waiters;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use super::conflict::{PoolConflict, network_mismatch};
 use super::ledger::{Ledger, NoAddress};
@@ -330,15 +332,39 @@ impl PoolAllocator {
         // The pool is taken out of `pools` while its ledger changes, so that `fitness` can read the
         // other pools.
         let mut pool = self.pools.remove(name).ok_or(NoAddress::Full)?;
-        let former = facts.former.as_ref().map(|former| former.ip);
-        let fitness = self.fitness(facts, name, &pool);
-        let ip = pool.ledger.claim_where(&facts.owner, former, fitness);
+        let ip = self.claim_in(name, &mut pool, facts);
         self.pools.insert(name.to_owned(), pool);
         let claim = Claim { pool: name.to_owned(), ip: ip? };
         self.hold(&facts.owner, claim.clone());
         self.touched.insert(name.to_owned());
         self.hold_back_elsewhere(&claim);
         Ok(claim)
+    }
+
+    /// Claims an address in the ledger of `pool`. Addresses that are reserved for the LoadBalancer
+    /// itself are free for it.
+    fn claim_in(
+        &self,
+        name: &str,
+        pool: &mut AllocatorPool,
+        facts: &LbFacts,
+    ) -> Result<IpAddr, NoAddress> {
+        let Owner { uid, .. } = &facts.owner;
+        let reserved = self.reserved.of(uid).iter().map(|reservation| reservation.claim.ip);
+        let own: Vec<IpAddr> = reserved
+            .filter(|ip| pool.ledger.held_back().contains(ip))
+            .filter(|ip| !self.is_in_use_beside(*ip, name, pool, uid))
+            .collect();
+        for ip in &own {
+            pool.ledger.let_go(*ip);
+        }
+        let former = facts.former.as_ref().map(|former| former.ip).or(own.first().copied());
+        let fitness = self.fitness(facts, name, pool);
+        let ip = pool.ledger.claim_where(&facts.owner, former, fitness);
+        for reserved in own {
+            pool.ledger.hold_back(reserved);
+        }
+        ip
     }
 
     fn held(&self, facts: &LbFacts, claim: Claim, instead: Option<NoAddressReason>) -> ClaimResult {

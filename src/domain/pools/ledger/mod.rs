@@ -14,10 +14,14 @@
 //! Only [`super::allocator`] changes a ledger. Every operation is O(log n) in the number of claims,
 //! unless its comment says otherwise.
 
+mod fitness;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+
+pub use self::fitness::AddressFitness;
 
 use super::free_addresses::FreeSet;
 use super::ranges::PoolRanges;
@@ -40,19 +44,6 @@ pub enum NoAddress {
     Full,
     /// The ledger would become larger than [`LEDGER_BYTES`].
     LedgerFull,
-}
-
-/// Whether a free address may be given to a LoadBalancer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AddressFitness {
-    /// May be given.
-    Good,
-    /// May be given only when no other address is left. The address is the expected address of
-    /// another LoadBalancer.
-    Expected,
-    /// Must not be given: another LoadBalancer has the address on a network where this
-    /// LoadBalancer's address would be announced.
-    Taken,
 }
 
 /// Owners of the addresses of a pool.
@@ -111,9 +102,14 @@ impl Ledger {
         if self.bytes + claim_bytes(self.widest(), owner) > LEDGER_BYTES {
             return Err(NoAddress::LedgerFull);
         }
-        let known = [former, self.history.former_address(&owner.name)];
-        let mut known = known.into_iter().flatten().filter(|ip| self.free.contains(*ip));
-        let ip = match known.find(|ip| fitness(*ip) == AddressFitness::Good) {
+        let known = self.history.former_address(&owner.name);
+        let may_have = |ip: &IpAddr| match fitness(*ip) {
+            AddressFitness::Good => true,
+            AddressFitness::FormerOwner => known == Some(*ip),
+            AddressFitness::Expected | AddressFitness::Taken => false,
+        };
+        let mut asked = [former, known].into_iter().flatten().filter(|ip| self.free.contains(*ip));
+        let ip = match asked.find(may_have) {
             Some(ip) => ip,
             None => self.next_free(&fitness)?,
         };
@@ -140,7 +136,7 @@ impl Ledger {
                     break;
                 }
                 AddressFitness::Expected => expected = expected.or(Some(ip)),
-                AddressFitness::Taken => {}
+                AddressFitness::FormerOwner | AddressFitness::Taken => {}
             }
             aside.push(ip);
         }

@@ -268,18 +268,10 @@ impl PoolAllocator {
     /// address if another pool or a reservation has the address on the same network.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.mark_changed_at(ip);
-        let is_free = |name: &str, pool: &AllocatorPool| {
-            let holds = |other: &AllocatorPool| other.ledger.owner_of(ip).is_some();
-            let meets =
-                |at: &str, other: &AllocatorPool| other.contender(at).meets(&pool.contender(name));
-            let mut others = self.pools.iter().filter(|(at, _)| *at != name);
-            !others.any(|(at, other)| holds(other) && meets(at, other))
-                && !self.reserved.at(ip).any(|reservation| reservation.meets(pool))
-        };
         let holding_back =
             self.pools.iter().filter(|(_, pool)| pool.ledger.held_back().contains(&ip));
         let waiting: Vec<String> = holding_back
-            .filter(|(name, pool)| is_free(name, pool))
+            .filter(|(name, pool)| !self.is_in_use_beside(ip, name, pool, ""))
             .map(|(name, _)| name.clone())
             .collect();
         for name in waiting {
@@ -287,6 +279,25 @@ impl PoolAllocator {
                 self.touch(&name);
             }
         }
+    }
+
+    /// Whether another pool on the network of `pool` has the address in its ledger, or the address
+    /// is reserved there for a LoadBalancer whose UID is not `except`. `name`: name of `pool`,
+    /// which may have been removed from the allocator.
+    pub(super) fn is_in_use_beside(
+        &self,
+        ip: IpAddr,
+        name: &str,
+        pool: &AllocatorPool,
+        except: &str,
+    ) -> bool {
+        let holds = |other: &AllocatorPool| other.ledger.owner_of(ip).is_some();
+        let meets =
+            |at: &str, other: &AllocatorPool| other.contender(at).meets(&pool.contender(name));
+        let mut others = self.pools.iter().filter(|(at, _)| *at != name);
+        let mut reserved = self.reserved.at(ip).filter(|r| r.owner.uid != except);
+        others.any(|(at, other)| holds(other) && meets(at, other))
+            || reserved.any(|reservation| reservation.meets(pool))
     }
 
     /// Adds to `shared` each reserved address that two LoadBalancers have on one segment. One has

@@ -58,7 +58,7 @@ pub(super) struct Reservations {
 }
 
 impl Reservations {
-    fn of(&self, uid: &str) -> &[Reservation] {
+    pub(super) fn of(&self, uid: &str) -> &[Reservation] {
         self.by_uid.get(uid).map_or(&[], Vec::as_slice)
     }
 
@@ -213,11 +213,12 @@ impl PoolAllocator {
     }
 
     /// Ends the reservation of a claim that the LoadBalancer had to withdraw, if the LoadBalancer
-    /// no longer publishes the claim.
+    /// no longer publishes the claim, or a ledger records it for the LoadBalancer again.
     fn end_withdrawal(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
-        let withdrawn = self.reserved.to_withdraw.get(uid).cloned();
-        if let Some(claim) = withdrawn.filter(|claim| facts.published.as_ref() != Some(claim)) {
+        let Some(claim) = self.reserved.to_withdraw.get(uid).cloned() else { return };
+        let is_recorded = self.claims_of(uid).contains(&claim);
+        if is_recorded || facts.published.as_ref() != Some(&claim) {
             self.reserved.to_withdraw.remove(uid);
             self.unreserve(uid, &claim);
         }
@@ -360,7 +361,10 @@ impl PoolAllocator {
 
     /// Returns a function that says whether a free address of `pool` may be given to the
     /// LoadBalancer. `pool` may have been removed from the allocator. The pool's own segment needs
-    /// no check, because the pool's free addresses are not in use on that segment.
+    /// no check, because the pool's free addresses are not in use on that segment. An address of a
+    /// deleted pool is not given out on any segment while a LoadBalancer publishes it: the next
+    /// leader does not know the deleted pool's network, and could not tell which of the two owners
+    /// keeps the address.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,
@@ -379,8 +383,14 @@ impl PoolAllocator {
                 self.pools.values().any(holds)
                     || self.reserved.at(ip).any(|r| r.owner.uid != *uid && r.is_at(segment))
             };
+            let of_deleted_pool = |r: &Reservation| {
+                let pool = &r.claim.pool;
+                r.owner.uid != *uid && *pool != name && !self.pools.contains_key(pool)
+            };
             if segments.iter().any(taken_at) {
                 AddressFitness::Taken
+            } else if self.reserved.at(ip).any(of_deleted_pool) {
+                AddressFitness::FormerOwner
             } else if self.reserved.is_expected(name, ip, uid) {
                 AddressFitness::Expected
             } else {

@@ -116,11 +116,17 @@ fn deleted(allocator: &mut PoolAllocator, pool: &str, facts: LbFacts) -> LbFacts
     published
 }
 
+/// lb2 had the same address on another segment before the deletion.
 #[test]
-fn an_address_of_a_deleted_pool_is_free_on_other_segments_and_reserved_on_its_own() {
+fn an_address_of_a_deleted_pool_goes_back_to_a_former_owner_on_another_segment_and_to_no_other() {
     for facts in [named(1, "v"), vm(1, "v")] {
-        let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 3)]);
+        let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 2)]);
+        assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
         let published = deleted(&mut allocator, "v", facts);
+        allocator.release(&owner(2));
+        assert_eq!(given(&mut allocator, &named(4, "w")), ip(11));
+        let asks = LbFacts { former: Some(at("w", "10.0.0.10")), ..named(5, "w") };
+        assert_eq!(given(&mut allocator, &asks), "NoAvailableIP", "an annotation proves nothing");
         assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
         allocator.merge(&on_vlan("same", 1, 3), &everybody());
         assert_eq!(given(&mut allocator, &named(3, "same")), ip(11));
@@ -134,14 +140,28 @@ fn an_address_of_a_deleted_pool_is_free_on_other_segments_and_reserved_on_its_ow
 
 #[test]
 fn an_address_of_a_deleted_pool_moves_with_the_pools_network() {
-    let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 3)]);
-    let published = deleted(&mut allocator, "v", named(1, "v"));
-    let vlan = |network: &str| if network == "ns/v" { 2 } else { 3 };
-    allocator.relocate(|network| Segment::Vlan("br".into(), vlan(network)));
-    allocator.observe(&published);
-    assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
-    allocator.merge(&on_vlan("u", 2, 3), &everybody());
-    assert_eq!(given(&mut allocator, &named(3, "u")), ip(11));
+    for (w, again) in [(3, 10), (2, 11)] {
+        let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 3)]);
+        assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
+        let published = deleted(&mut allocator, "v", named(1, "v"));
+        allocator.release(&owner(2));
+        let vlan = |network: &str| if network == "ns/v" { 2 } else { w };
+        allocator.relocate(|network| Segment::Vlan("br".into(), vlan(network)));
+        allocator.observe(&published);
+        assert_eq!(given(&mut allocator, &named(2, "w")), ip(again));
+    }
+}
+
+/// The only address of the new pool is reserved for lb1, which does not publish it yet.
+#[test]
+fn an_address_of_a_deleted_pool_is_free_for_its_own_load_balancer() {
+    let mut allocator = allocator(&[seen("a", "10.0.0", 1)]);
+    assert_eq!(given(&mut allocator, &lb(1)), ip(10));
+    allocator.remove_pool("a");
+    assert_eq!(given(&mut allocator, &lb(1)), "NoMatchedIPPool");
+    allocator.merge(&seen("b", "10.0.0", 1), &everybody());
+    assert_eq!(given(&mut allocator, &lb(2)), "NoAvailableIP");
+    assert_eq!(given(&mut allocator, &lb(1)), ip(10));
 }
 
 /// The pool of lb1's address was deleted before the term. lb1 is a guest that names a network.

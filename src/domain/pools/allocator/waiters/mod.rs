@@ -1,8 +1,8 @@
 //! Waiters: LoadBalancers that do not have the address that they ask for. The module decides when
 //! each waiter is tried again.
 //!
-//! Invariants: waiters are served oldest first. A waiter that publishes no address is tried again
-//! only after one of these changes:
+//! Invariants: waiters are served oldest first. A waiter that neither publishes an address nor has a
+//! reservation is tried again only after one of these changes:
 //! * its own request has changed, or the network that it names has moved to another segment;
 //! * pools were added, removed or read again;
 //! * a pool has changed, or has moved to another segment. This pool may serve the waiter, or the
@@ -100,9 +100,11 @@ impl PoolAllocator {
     /// Whether the changes may give a waiter with these facts another answer. `wait`: the waiter's
     /// present answer.
     fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, changes: &WaiterChanges) -> bool {
-        // The answer to a waiter that publishes an address depends on all pools.
+        // The answer to a waiter that publishes an address, or has reservations, depends on all
+        // pools.
         changes.everything
             || facts.published.is_some()
+            || !self.reserved.of(&facts.owner.uid).is_empty()
             || changes.waiters.contains(&facts.owner.uid)
             || changes.pools.iter().any(|name| match self.pools.get(name) {
                 Some(pool) => pool.may_change(name, facts, wait),

@@ -100,7 +100,15 @@ impl Cluster {
                 |(before, had): &(String, Claim)| before.split('-').next() == name && had == claim;
             let stands_back = stands_back && !self.before.iter().any(inherited);
             assert!(!stands_back, "{claim:?} of a pool that stands back was given to {uid}");
+            let published_on = self.published_of_deleted_pool(claim.ip, uid);
+            let had = self.ever.contains(&(self::name(uid), claim.clone()));
+            assert!(
+                had || published_on.is_none(),
+                "{claim:?} was given to {uid}, and {published_on:?} of a deleted pool is published"
+            );
         }
+        let names = taken_new.iter().map(|(uid, claim)| (self::name(uid), claim.clone()));
+        self.ever.extend(names);
         self.excused = shared;
         self.before = taken_new;
     }
@@ -132,6 +140,14 @@ impl Cluster {
                 shared.insert((claim.ip, both));
             }
         }
+    }
+
+    /// Claim with this address that a LoadBalancer of another name than that of `uid` publishes,
+    /// although the pool of the claim was deleted.
+    fn published_of_deleted_pool(&self, ip: IpAddr, uid: &str) -> Option<&Claim> {
+        let others = self.lbs.values().filter(|facts| name(&facts.owner.uid) != name(uid));
+        let mut published = others.filter_map(|facts| facts.published.as_ref());
+        published.find(|other| other.ip == ip && !self.pools.contains_key(&other.pool))
     }
 
     /// Whether the LoadBalancer, or an earlier one of its name, held or published the claim before
@@ -270,12 +286,10 @@ impl Cluster {
             // An address must not be given to the waiter if another LoadBalancer has the address on
             // a segment where the waiter's address would be announced.
             let serves = |name: &str| {
-                let pool = &self.allocator.pools()[name];
-                let fitness = self.allocator.fitness(facts, name, pool);
-                let mut ledger = pool.ledger.clone();
+                let mut pool = self.allocator.pools()[name].clone();
                 pool.idle().is_none()
                     && (facts.named_pool.is_none() || pool.mismatch(name, facts).is_none())
-                    && ledger.claim_where(&facts.owner, None, fitness).is_ok()
+                    && self.allocator.claim_in(name, &mut pool, facts).is_ok()
             };
             let in_vain = match (&facts.named_pool, wait) {
                 (_, NoAddressReason::PoolGone { pool }) => {

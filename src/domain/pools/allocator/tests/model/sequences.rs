@@ -197,3 +197,56 @@ fn an_address_that_one_waiter_frees_is_given_to_another() {
         Networks(Some([1, 0])),
     ]);
 }
+
+/// Regression: an address of a deleted pool was given out on another segment, and the next leader,
+/// which does not know the segment of the deleted pool, withdrew it from the LoadBalancer that had
+/// it first.
+#[test]
+fn an_address_of_a_deleted_pool_is_new_for_no_other_on_any_segment() {
+    use Step::{Create, Move, Networks, Publish, RemovePool, Restart};
+    let on = |pool, network, size| Move(pool, (0, 10, size), network, 1, false);
+    hold(&[
+        Networks(Some([1, 2])),
+        on(0, 1, 1),
+        Create(0, Some(0)),
+        Publish(0),
+        RemovePool(0),
+        on(1, 2, 1),
+        Create(2, Some(1)),
+        Restart(false),
+        on(1, 2, 2),
+        Publish(2),
+        Restart(false),
+    ]);
+}
+
+/// Regression: an address that was reserved for a waiter was the only free one in its pool, and was
+/// held back from the waiter too.
+#[test]
+fn a_waiter_gets_the_address_that_is_reserved_for_it() {
+    use Step::{Create, Move, RemovePool};
+    let on = |pool| Move(pool, (0, 10, 1), 0, 1, false);
+    hold(&[on(0), Create(0, None), RemovePool(0), on(1)]);
+    hold(&[on(0), Create(0, None), RemovePool(0), on(0)]);
+}
+
+/// Regression: an address that had to be withdrawn, and that a new pool recorded for its
+/// LoadBalancer again, was still to be withdrawn when that pool was deleted.
+#[test]
+fn an_address_that_is_recorded_again_is_not_withdrawn() {
+    use Step::{Create, Move, Networks, Publish, RemovePool, Restart, Wipe};
+    let on = |pool, network| Move(pool, (0, 10, 1), network, 1, false);
+    hold(&[
+        Networks(Some([1, 2])),
+        on(0, 1),
+        on(1, 2),
+        Create(0, Some(0)),
+        Publish(0),
+        Create(2, Some(1)),
+        RemovePool(0),
+        Restart(false),
+        on(0, 1),
+        Wipe(0, true),
+        RemovePool(0),
+    ]);
+}

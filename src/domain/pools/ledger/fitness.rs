@@ -1,0 +1,18 @@
+//! Fitness of a free address for one LoadBalancer. The allocator judges it, because a ledger knows
+//! only the owners in its own pool.
+
+/// Whether a free address may be given to a LoadBalancer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressFitness {
+    /// May be given.
+    Good,
+    /// May be given only when no other address is left. The address is the expected address of
+    /// another LoadBalancer.
+    Expected,
+    /// May be given only to a LoadBalancer whose name had the address in this pool. Another
+    /// LoadBalancer still publishes the address, but the pool of that LoadBalancer was deleted.
+    FormerOwner,
+    /// Must not be given: another LoadBalancer has the address on a network where this
+    /// LoadBalancer's address would be announced.
+    Taken,
+}
