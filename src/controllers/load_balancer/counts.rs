@@ -10,8 +10,8 @@
 //! that lasts would take one more reconcile, which costs more than the delay saves.
 //!
 //! Invariant: the written patch is that of the last decision. Each decision replaces or removes the
-//! waiting patch. The event of each write triggers a reconcile, so a decision that was made during
-//! the write is not the last.
+//! waiting patch. A write first waits for its turns, and takes the patch after that. The event of
+//! each write triggers a reconcile, so a decision that was made during the write is not the last.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -78,12 +78,18 @@ impl DelayedCounts {
         lock(&self.waiting).remove(lb);
     }
 
-    /// The patch that is due at `due`, and whether the LoadBalancer is large. `None`: the patch was
-    /// removed, perhaps in favour of a later one.
-    fn due_at(&self, due: Instant, lb: &str) -> Option<(Value, bool)> {
+    /// The patch that is due at `due`. `None`: the patch was removed, perhaps in favour of a later
+    /// one.
+    fn due_at(&self, due: Instant, lb: &str) -> Option<Value> {
         let waiting = lock(&self.waiting);
-        let found = waiting.get(lb).filter(|found| found.due == due)?;
-        Some((found.patch.clone(), found.large))
+        waiting.get(lb).filter(|found| found.due == due).map(|found| found.patch.clone())
+    }
+
+    /// Whether the LoadBalancer of the patch that is due at `due` is large. `None`: as for
+    /// [`Self::due_at`].
+    fn is_large_at(&self, due: Instant, lb: &str) -> Option<bool> {
+        let waiting = lock(&self.waiting);
+        waiting.get(lb).filter(|found| found.due == due).map(|found| found.large)
     }
 
     /// Removes the patch after its write, unless another patch has replaced it.
@@ -110,9 +116,11 @@ pub(super) async fn run(due: DueCounts, ctx: &LbContext) {
 }
 
 async fn write(at: Instant, lb: &str, ctx: &LbContext) {
-    let Some((patch, large)) = ctx.counts.due_at(at, lb) else { return };
+    let Some(large) = ctx.counts.is_large_at(at, lb) else { return };
     let (namespace, name) = split_key(lb);
-    let _turn = if large { Some(ctx.large.take(namespace.to_owned()).await) } else { None };
+    let _large_turn = if large { Some(ctx.large.take(namespace.to_owned()).await) } else { None };
+    let _turn = ctx.writes.take(namespace.to_owned()).await;
+    let Some(patch) = ctx.counts.due_at(at, lb) else { return };
     match publish::write_counts(namespace, name, &patch, ctx).await {
         Ok(()) => ctx.counts.settle_unless_replaced(lb, &patch),
         Err(CallError::NotFound(_)) => ctx.counts.settle(lb),
@@ -139,7 +147,8 @@ mod tests {
         assert!(counts.delay(LB, &json!(2), true, now + DELAY / 2));
         assert_eq!(queue.try_recv(), Ok((due, LB.to_owned())));
         assert!(queue.try_recv().is_err(), "one write for both");
-        assert_eq!(counts.due_at(due, LB), Some((json!(2), true)));
+        assert_eq!(counts.is_large_at(due, LB), Some(true));
+        assert_eq!(counts.due_at(due, LB), Some(json!(2)));
         counts.settle_unless_replaced(LB, &json!(1));
         assert!(counts.due_at(due, LB).is_some(), "a later decision");
         counts.settle_unless_replaced(LB, &json!(2));
@@ -151,8 +160,9 @@ mod tests {
         let (counts, _queue) = DelayedCounts::new();
         let now = Instant::now();
         assert!(counts.delay(LB, &json!(1), false, now));
+        assert_eq!(counts.is_large_at(now + DELAY, LB), Some(false));
         counts.settle(LB);
-        assert_eq!(counts.due_at(now + DELAY, LB), None);
+        assert_eq!(counts.due_at(now + DELAY, LB), None, "settled while the write waits");
         // The next change begins a delay of its own.
         assert!(counts.delay(LB, &json!(2), false, now + DELAY / 2));
         assert_eq!(counts.due_at(now + DELAY, LB), None);

@@ -52,14 +52,14 @@ pub(super) async fn publish(
     Ok(has_changed(&patch, &written, ctx))
 }
 
-/// Writes a delayed patch of counts to the LoadBalancer.
+/// Writes a delayed patch of counts to the LoadBalancer. The caller holds a turn of
+/// [`LbContext::writes`].
 pub(super) async fn write_counts(
     namespace: &str,
     name: &str,
     patch: &Value,
     ctx: &LbContext,
 ) -> Result<(), CallError> {
-    let _turn = ctx.writes.take(namespace.to_owned()).await;
     let written = Box::pin(ctx.shared.writer.patch_lb(namespace, name, patch)).await?;
     has_changed(patch, &written, ctx);
     Ok(())
