@@ -56,24 +56,22 @@ impl DelayedCounts {
     }
 
     /// Schedules the patch of the LoadBalancer `lb`, in the place of an earlier patch. Returns
-    /// `false`, and changes nothing, if the earlier patch is overdue. Then the caller must write
-    /// the new patch.
+    /// `false` if the earlier patch was overdue, because its write waits for a turn or has failed.
+    /// Then the caller must write the new patch.
     pub(super) fn delay(&self, lb: &str, patch: &Value, large: bool, now: Instant) -> bool {
         let mut waiting = lock(&self.waiting);
         let before = waiting.get(lb).map(|waiting| waiting.due);
-        if before.is_some_and(|due| due <= now) {
-            return false;
-        }
         let due = before.unwrap_or(now + DELAY);
         waiting.insert(lb.to_owned(), WaitingPatch { due, patch: patch.clone(), large });
         if before.is_none() {
             // The send fails only at the end of the term, when the receiver is dropped.
             let _ = self.queue.send((due, lb.to_owned()));
         }
-        true
+        due > now
     }
 
-    /// Removes the waiting patch, because the stored counts are current.
+    /// Removes the waiting patch, because the stored counts are current, a newer patch is written,
+    /// or the LoadBalancer is gone.
     pub(super) fn settle(&self, lb: &str) {
         lock(&self.waiting).remove(lb);
     }
@@ -176,6 +174,8 @@ mod tests {
         let now = Instant::now();
         assert!(counts.delay(LB, &json!(1), false, now));
         assert!(!counts.delay(LB, &json!(2), false, now + DELAY));
+        let waiting = counts.due_at(now + DELAY, LB);
+        assert_eq!(waiting, Some(json!(2)), "for a write that waits for its turn");
         counts.settle(LB);
         assert!(counts.delay(LB, &json!(2), false, now + DELAY));
     }

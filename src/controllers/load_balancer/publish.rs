@@ -40,12 +40,16 @@ pub(super) async fn publish(
         ctx.counts.settle(&name);
         return Ok(false);
     }
-    let has_only_counts = status::changes_only_counts(&patch);
-    if has_only_counts && ctx.counts.delay(&name, &patch, *large, Instant::now()) {
-        return Ok(false);
-    }
-    if *partial && !has_only_counts {
-        return Err(ReconcileError::Outdated);
+    if status::changes_only_counts(&patch) {
+        if ctx.counts.delay(&name, &patch, *large, Instant::now()) {
+            return Ok(false);
+        }
+    } else {
+        // A waiting patch is older than this one, and must not be written before it.
+        ctx.counts.settle(&name);
+        if *partial {
+            return Err(ReconcileError::Outdated);
+        }
     }
     let written = write(lb, &patch, ctx).await.map_err(unless_outdated)?;
     ctx.counts.settle(&name);
