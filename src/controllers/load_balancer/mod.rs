@@ -172,7 +172,11 @@ pub async fn run(
             match result {
                 Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
                 // The LoadBalancer was deleted while it was queued.
-                Err(ControllerError::ObjectNotFound(name)) => ctx.failures.forget_missing(&name),
+                Err(ControllerError::ObjectNotFound(name)) => {
+                    let namespace = name.namespace.as_deref().unwrap_or_default();
+                    ctx.counts.settle(&format!("{namespace}/{}", name.name));
+                    ctx.failures.forget_missing(&name);
+                }
                 Err(error) => {
                     tracing::warn!(kind = "LoadBalancer", %error, "cannot run a reconcile");
                 }
@@ -331,8 +335,10 @@ async fn observe_again(
 }
 
 /// Releases the address of a LoadBalancer that was deleted between claim and publication. If the
-/// deletion event came before the claim, nothing else releases the address.
+/// deletion event came before the claim, nothing else releases the address. Removes the waiting
+/// counts as well, because the deletion event triggers no reconcile.
 async fn give_back(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<Duration>, ReconcileError> {
+    ctx.counts.settle(&facts::name(lb));
     let owner = facts::owner(lb);
     // If there is a Service, its deletion event releases the address.
     if !ctx.shared.views.is_served(&owner) {
