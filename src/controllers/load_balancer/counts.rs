@@ -1,10 +1,20 @@
 //! Delayed writes of the counts of VMs, which are `status.endpoints` and `status.backendServers`.
 //!
-//! EndpointSlices are written at once, because traffic follows them. The counts are for people. The
-//! delay merges the writes of several changes, for example when a node with many VMs fails, and
-//! leaves out the writes for a VM that is ready again within [`DELAY`]. Without the delay, such a VM
-//! cost 1.4 times the CPU time, and the slowest changes of EndpointSlices (p99) took twice as long,
-//! because a reconcile waited for the write of the counts (`make bench`, part `endpoints`).
+//! EndpointSlices are written at once, because traffic follows them. The counts are for people,
+//! with the exception below. The delay merges the writes of several changes, for example when a
+//! node with many VMs fails, and leaves out the writes for a VM that is ready again within
+//! [`DELAY`]. Without the delay, such a VM cost 1.4 times the CPU time, and the slowest changes of
+//! EndpointSlices (p99) took twice as long, because a reconcile waited for the write of the counts
+//! (`make bench`, part `endpoints`).
+//!
+//! The exception: `backendServers` decides whether a VM keeps an address that has become the
+//! ingress address of a Service ([`backend_address::fault`]). Until the write, a new address of a
+//! VM is not listed, so a Service that gets this address takes it from the VM. This gives a tenant
+//! nothing more than a Service that had the address before the VM, because `fault` then refuses the
+//! address from the start. Until the write, the address of a VM that is being deleted is still
+//! listed, so the VM may drain that much longer at an address that it could keep before.
+//!
+//! [`backend_address::fault`]: crate::domain::vm_backends::backend_address::fault
 //!
 //! The patch itself waits, so its write needs no further decision. With a requeue instead, a change
 //! that lasts would take one more reconcile, which costs more than the delay saves.
