@@ -116,6 +116,14 @@ impl PoolIndex {
         entry.next = Some(now + if is_new { SOON } else { LATER });
     }
 
+    /// Removes the pool `name`, because a read did not find it. If `due` was set during the read,
+    /// the pool stays, because it may have been created again.
+    fn missing(&mut self, name: &str) {
+        if self.0.get(name).is_some_and(|entry| !entry.due) {
+            self.0.remove(name);
+        }
+    }
+
     /// Sets `due` of the pool `name`, because the read that ended at `now` has failed. The next
     /// read is [`LATER`] after `now`.
     fn failed(&mut self, name: &str, now: Instant) {
@@ -202,9 +210,7 @@ async fn read_one(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str
             pools.read(name, Some(KnownPool { facts, generation }), now);
         }
         Ok(Some(Guard(Err(_)))) => pools.read(name, None, now),
-        Ok(None) => {
-            pools.remove(name);
-        }
+        Ok(None) => pools.missing(name),
         Err(error) => {
             tracing::debug!(pool = name, %error, "cannot read the IPPool, trying again");
             pools.failed(name, now);
@@ -296,6 +302,20 @@ mod tests {
         pools.remove("p");
         pools.read("p", Some(known(false)), now);
         assert!(pools.0.is_empty(), "deleted during the read");
+    }
+
+    #[test]
+    fn a_pool_that_a_read_did_not_find_is_removed_unless_it_was_made_again() {
+        let (mut pools, now) = (PoolIndex::default(), Instant::now());
+        pools.apply(&shown("u", 1));
+        pools.begin("p");
+        pools.remove("p");
+        pools.apply(&shown("another", 1));
+        pools.missing("p");
+        assert_eq!(pools.next(now), Some(at(now)), "made again during the read");
+        pools.begin("p");
+        pools.missing("p");
+        assert!(pools.0.is_empty());
     }
 
     #[test]
