@@ -94,8 +94,10 @@ pub fn fault(
         // KubeVirt's and is on it, and so has the addresses of its node.
         return (rules.reserved)(address).filter(Reserved::is_host).map(AddressFault::Reserved);
     }
+    // `had` looks up the VM in a map that is made once for all VMs. `listed` searches the addresses
+    // of all backends, so it is called only for an address that a slice has.
     if let Some(object) = (rules.reserved)(address)
-        && !(object.is_ingress() && (rules.listed)(address) && had())
+        && !(object.is_ingress() && had() && (rules.listed)(address))
     {
         return Some(AddressFault::Reserved(object));
     }

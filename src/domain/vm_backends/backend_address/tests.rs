@@ -1,5 +1,7 @@
 //! Tests of the addresses that a guest may and may not report for itself.
 
+use std::cell::Cell;
+
 use super::*;
 
 const LAN: &str = "default/vlan1";
@@ -119,4 +121,20 @@ fn slice_and_status_together_show_that_a_vm_had_an_address() {
         }
         assert_eq!(judged(address, LAN, &[], true, true), None, "{address}");
     }
+}
+
+/// A VM may report many addresses, and the status lists those of all VMs.
+#[test]
+fn the_status_is_searched_only_for_an_address_that_a_slice_has() {
+    let searches = Cell::new(0);
+    let listed = |_: IpAddr| {
+        searches.set(searches.get() + 1);
+        true
+    };
+    let rules = AddressRules { own: None, reserved: &reserved, listed: &listed, range: &range };
+    let address = ip("192.168.1.50");
+    assert!(fault(address, LAN, &[], &rules, || false).is_some());
+    assert_eq!(searches.get(), 0);
+    assert_eq!(fault(address, LAN, &[], &rules, || true), None);
+    assert_eq!(searches.get(), 1);
 }
