@@ -201,14 +201,24 @@ mod tests {
 
     /// Client of a server that answers each request with the status `code` and `reason`. Code 0:
     /// the server never answers.
-    pub(super) fn client(code: u16, reason: &'static str) -> Client {
-        let server = service_fn(move |_: Request<Body>| async move {
-            if code == 0 {
-                std::future::pending::<()>().await;
+    fn client(code: u16, reason: &'static str) -> Client {
+        changing_client(code, code, reason)
+    }
+
+    /// Client as [`client`] makes it, but the first request is answered with `first`, and the
+    /// others with `later`.
+    pub(super) fn changing_client(first: u16, later: u16, reason: &'static str) -> Client {
+        let mut codes = std::iter::once(first).chain(std::iter::repeat(later));
+        let server = service_fn(move |_: Request<Body>| {
+            let code = codes.next().unwrap_or(later);
+            async move {
+                if code == 0 {
+                    std::future::pending::<()>().await;
+                }
+                let status = Status::failure("no", reason).with_code(code);
+                let body = Body::from(json!(status).to_string().into_bytes());
+                Response::builder().status(code).body(body).map_err(BoxError::from)
             }
-            let status = Status::failure("no", reason).with_code(code);
-            let body = Body::from(json!(status).to_string().into_bytes());
-            Response::builder().status(code).body(body).map_err(BoxError::from)
         });
         ClientBuilder::new(server, "default").build()
     }
