@@ -1,6 +1,6 @@
 //! The view of LoadBalancers.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use kube::core::ObjectMeta;
@@ -14,7 +14,7 @@ use crate::domain::Owner;
 use crate::domain::load_balancer::facts;
 use crate::domain::vm_backends::listeners;
 use crate::k8s::guard::Guard;
-use crate::k8s::informer::{self, ObjectEvent, split_key};
+use crate::k8s::informer::{self, ObjectEvent, key, split_key};
 use crate::k8s::store::{self, StoreWriter};
 use crate::k8s::trimmed::{LbTrimming, TrimmedLb};
 use crate::metrics::Metrics;
@@ -45,10 +45,18 @@ impl Views {
 
 pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalancer>) {
     let InformerContext { client, views, metrics, .. } = at.clone();
-    let known = || store::keys(&views.load_balancers);
+    let known = || known(&views);
     let on_event = |event| apply(&at, &mut writer, event);
     let api = Api::<Guard<TrimmedLb>>::all(client);
     informer::watch_guarded(api, Config::default(), &metrics, known, on_event).await;
+}
+
+/// `namespace/name` of every LoadBalancer that exists, as far as observed: those in the view, and
+/// those that could never be read.
+pub(super) fn known(views: &Views) -> HashSet<String> {
+    let mut all = store::keys(&views.load_balancers);
+    all.extend(lock(&views.index.unreadable_lbs).keys().cloned());
+    all
 }
 
 /// Applies an event of a LoadBalancer to the view, and enqueues the LoadBalancer or reports it as
@@ -71,16 +79,20 @@ pub(super) fn apply(
             // unreadable object has another UID, the LoadBalancer of this name in the view was
             // deleted. That LoadBalancer is removed from the view.
             if let Some(former) = former(views, &meta) {
-                remove(views, metrics, writer, owner_of(former.meta()));
+                remove(views, metrics, writer, former);
             }
+            let (name, uid) = (key(&meta), meta.uid.unwrap_or_default());
             // The LoadBalancer exists, so the end of its Service does not free its address.
-            lock(&views.index.uids).entry(meta.uid.unwrap_or_default()).or_default();
+            lock(&views.index.uids).entry(uid.clone()).or_default();
+            // A list that does not contain the LoadBalancer reports its end only if it is known.
+            if known_uid(views, &name).is_none() {
+                lock(&views.index.unreadable_lbs).insert(name, uid);
+            }
         }
         ObjectEvent::Gone(key, deleted) => {
-            let (namespace, name) = split_key(&key);
             let uid = match deleted {
                 Some(deleted) => deleted.uid,
-                None => views.uid_of(namespace, name),
+                None => known_uid(views, &key),
             };
             remove(views, metrics, writer, Owner { name: key, uid: uid.unwrap_or_default() });
         }
@@ -106,21 +118,30 @@ pub(super) fn set(
     TrimmedLb { lb, trimming }: TrimmedLb,
 ) {
     if let Some(former) = former(views, lb.meta()) {
-        remove(views, metrics, writer, owner_of(former.meta()));
+        remove(views, metrics, writer, former);
     }
+    lock(&views.index.unreadable_lbs).remove(&key(lb.meta()));
     metrics.start_wait(&lb);
     lock(&views.index.uids).insert(lb.uid().unwrap_or_default(), trimming);
     select(views, &lb);
     writer.set(lb);
 }
 
-/// LoadBalancer in the view that has the name in `meta`, but another UID. This LoadBalancer was
-/// deleted, and `meta` belongs to a new LoadBalancer. A list does not report such a deletion.
-/// `None`: there is no such LoadBalancer.
-fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
-    let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
-    let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;
-    (seen.metadata.uid != meta.uid).then_some(seen)
+/// Known LoadBalancer that has the name in `meta`, but another UID. This LoadBalancer was deleted,
+/// and `meta` belongs to a new LoadBalancer. A list does not report such a deletion. `None`: there
+/// is no such LoadBalancer.
+fn former(views: &Views, meta: &ObjectMeta) -> Option<Owner> {
+    let name = key(meta);
+    let uid = known_uid(views, &name).filter(|uid| Some(uid) != meta.uid.as_ref())?;
+    Some(Owner { name, uid })
+}
+
+/// UID of the LoadBalancer with the key `key`, whether it can be read or not. `None`: no such
+/// LoadBalancer was observed.
+fn known_uid(views: &Views, key: &str) -> Option<String> {
+    let (namespace, name) = split_key(key);
+    let unreadable = || lock(&views.index.unreadable_lbs).get(key).cloned();
+    views.uid_of(namespace, name).or_else(unreadable)
 }
 
 fn remove(views: &Views, metrics: &Metrics, writer: &mut StoreWriter<LoadBalancer>, owner: Owner) {
@@ -129,6 +150,7 @@ fn remove(views: &Views, metrics: &Metrics, writer: &mut StoreWriter<LoadBalance
     lock(&views.index.vms).remove_lb(namespace, name);
     views.take_touched(&owner.name);
     lock(&views.index.uids).remove(&owner.uid);
+    lock(&views.index.unreadable_lbs).remove(&owner.name);
     writer.remove(&owner.name);
     views.notify(ChangeEvent::Gone(owner));
 }
@@ -140,9 +162,4 @@ fn select(views: &Views, lb: &LoadBalancer) {
         Some(selector) => drop(vms.set_lb(&namespace, &name, selector)),
         None => vms.remove_lb(&namespace, &name),
     }
-}
-
-fn owner_of(meta: &ObjectMeta) -> Owner {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    Owner { name: format!("{}/{}", part(&meta.namespace), part(&meta.name)), uid: part(&meta.uid) }
 }

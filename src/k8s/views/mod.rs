@@ -148,6 +148,8 @@ struct ViewIndexes {
     /// UIDs of all existing LoadBalancers, each with the differences between the stored
     /// LoadBalancer and the view's copy.
     uids: Mutex<HashMap<String, LbTrimming>>,
+    /// UIDs of the LoadBalancers that cannot be read and are not in the view, by `namespace/name`.
+    unreadable_lbs: Mutex<HashMap<String, String>>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: AtomicBool,
 }

@@ -371,6 +371,30 @@ async fn the_end_of_a_service_proves_nothing_about_an_owner_that_is_not_in_the_v
     leader.reports(&["ns/web"]);
 }
 
+/// A list reports the end of known LoadBalancers only. No event has reported the deletion of the
+/// first LoadBalancer, nor of the second one of the same name.
+#[tokio::test]
+async fn a_load_balancer_that_could_never_be_read_ends_with_a_list() {
+    let mut leader = LeaderViews::new();
+    let at = leader.informer();
+    let mut writer = mem::take(&mut leader.writers.load_balancers);
+    let mut apply = |event| load_balancers::apply(&at, &mut writer, event);
+    let known = || load_balancers::known(&leader.views);
+    let meta = |uid: &str| -> ObjectMeta {
+        read(json!({"namespace": "ns", "name": "web", "uid": uid}))
+    };
+    apply(ObjectEvent::Unreadable(meta("first")));
+    assert_eq!(known(), ["ns/web".to_owned()].into());
+    leader.reports(&[]);
+    apply(ObjectEvent::Unreadable(meta("second")));
+    assert_eq!(known(), ["ns/web".to_owned()].into());
+    leader.reports(&["gone ns/web first"]);
+    apply(unlisted("ns/web"));
+    assert!(known().is_empty());
+    leader.reports(&["gone ns/web second"]);
+    assert!(!leader.views.has_uid("first") && !leader.views.has_uid("second"));
+}
+
 /// A network that the view lacks is unknown before the list is complete, and does not exist
 /// afterwards. So pools are compared again.
 #[tokio::test]
