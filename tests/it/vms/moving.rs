@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
@@ -131,6 +132,19 @@ async fn a_service_made_anew_has_what_users_set_and_is_announced_within_5_s() ->
     let fresh = announced_anew(&cluster, &anew).await?;
     assert_eq!(fresh.labels().get("team"), None);
     assert_eq!(json!(fresh)["spec"]["externalTrafficPolicy"], "Cluster");
+
+    // The slices have no room for all settings: labels and annotations go, source ranges stay.
+    let long = |kib: usize| json!({"metadata": {"annotations": {"long": "x".repeat(kib * 1024)}}});
+    cluster.edit::<Service>("web", set()).await?;
+    cluster.edit::<Service>("web", long(200)).await?;
+    for slice in cluster.slices_of("default", "web").await? {
+        cluster.edit::<EndpointSlice>(&slice.name_any(), long(100)).await?;
+    }
+    cluster.patch_lb("web", json!({"spec": {"ipPool": "old"}})).await?;
+    let reduced = announced_anew(&cluster, &fresh).await?;
+    let ranges = |service: &Value| service["spec"]["loadBalancerSourceRanges"].clone();
+    assert_eq!(ranges(&json!(reduced)), ranges(&set()));
+    assert_eq!(reduced.labels().get("team"), None);
     cluster.consistent().await
 }
 

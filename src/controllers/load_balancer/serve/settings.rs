@@ -35,7 +35,23 @@ impl ServiceTarget<'_> {
             return Ok(None);
         };
         self.store_service(&service);
-        let CarriedSettings { text, lost } = settings::of(&json!(service));
+        let service = json!(service);
+        let CarriedSettings { text, mut lost } = settings::of(&service);
+        let mut written = self.annotate_slice(|_| true, &json!(text)).await;
+        if let Err(WriteObstacle::Refused(why)) = &written {
+            // Together with the other annotations of the slice, the settings may be too long. The
+            // next Service must not lose its source ranges, because it would let all clients in.
+            let reduced = settings::without_metadata(&service);
+            if reduced.text != text {
+                tracing::warn!(
+                    lb = self.key,
+                    why,
+                    "settings of the Service are refused, trying without annotations and labels"
+                );
+                lost = reduced.lost;
+                written = self.annotate_slice(|_| true, &json!(reduced.text)).await;
+            }
+        }
         if let Some(lost) = lost {
             tracing::warn!(
                 lb = self.key,
@@ -43,10 +59,9 @@ impl ServiceTarget<'_> {
                 "settings of the Service are lost: they are too long to be copied to the next Service"
             );
         }
-        let text = json!(text);
         // Even if the settings cannot be written, the Service is deleted. Otherwise an address that
         // the LoadBalancer has lost would stay announced.
-        match self.annotate_slice(|_| true, &text).await {
+        match written {
             Ok(true) => {}
             Ok(false) => {
                 tracing::warn!(

@@ -22,7 +22,8 @@ use api::ANNOTATION_NETWORK;
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
 /// Longest text of settings, in bytes. All annotations of one object may have 256 KiB, and the
-/// other annotations of an EndpointSlice are short.
+/// other annotations of an EndpointSlice are short. If they are not, the API server refuses the
+/// text, and the caller tries [`without_metadata`].
 const LONGEST: usize = 240 * 1024;
 /// Field of a Service's spec with the source ranges: the networks of the admitted clients.
 const SOURCE_RANGES: &str = "loadBalancerSourceRanges";
@@ -50,8 +51,8 @@ const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 pub struct CarriedSettings {
     /// JSON of a Service that has only the settings.
     pub text: String,
-    /// Kinds of settings that `text` does not include, or not completely, because it would be
-    /// longer than 240 KiB. `None`: `text` includes all settings.
+    /// Kinds of settings that `text` does not include, or not completely, because it would be too
+    /// long. `None`: `text` includes all settings.
     pub lost: Option<&'static str>,
 }
 
@@ -72,25 +73,39 @@ pub fn of(service: &Value) -> CarriedSettings {
     for key in [ASKED_ADDRESS, MADE_WITH_POLICY, MADE_WITH_PORTS, ANNOUNCING_NODE] {
         annotations.remove(key);
     }
-    let mut spec = picked(&service["spec"], &[&FIELDS[..], &ALLOTTED].concat());
-    let ports = service["spec"]["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let of_port = |port: &Value| picked(port, &[&["port", "protocol"][..], &OF_A_PORT].concat());
-    spec.insert("ports".to_owned(), ports.iter().map(of_port).map(Value::Object).collect());
-    let labels = &metadata["labels"];
+    let (labels, spec) = (&metadata["labels"], spec_of(service));
     for (metadata, lost) in [
         (json!({"labels": labels, "annotations": annotations}), None),
         (json!({"labels": labels}), Some("annotations")),
-        (json!({}), Some("annotations and labels")),
     ] {
         let text = text_of(&metadata, &spec);
         if text.len() <= LONGEST {
             return CarriedSettings { text, lost };
         }
     }
-    let excess = text_of(&json!({}), &spec).len().saturating_sub(LONGEST);
-    remove_ranges(&mut spec, excess);
+    without_metadata(service)
+}
+
+/// Reads the settings of a stored Service, without its annotations and labels. Source ranges stay,
+/// at least the first of them.
+pub fn without_metadata(service: &Value) -> CarriedSettings {
+    let mut spec = spec_of(service);
+    let text = text_of(&json!({}), &spec);
+    if text.len() <= LONGEST {
+        return CarriedSettings { text, lost: Some("annotations and labels") };
+    }
+    remove_ranges(&mut spec, text.len() - LONGEST);
     let lost = Some("annotations, labels and source ranges");
     CarriedSettings { text: text_of(&json!({}), &spec), lost }
+}
+
+/// Part of the stored Service's spec that is carried.
+fn spec_of(service: &Value) -> Map<String, Value> {
+    let mut spec = picked(&service["spec"], &[&FIELDS[..], &ALLOTTED].concat());
+    let ports = service["spec"]["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of_port = |port: &Value| picked(port, &[&["port", "protocol"][..], &OF_A_PORT].concat());
+    spec.insert("ports".to_owned(), ports.iter().map(of_port).map(Value::Object).collect());
+    spec
 }
 
 fn text_of(metadata: &Value, spec: &Map<String, Value>) -> String {

@@ -167,6 +167,21 @@ fn settings_that_are_too_long_without_annotations_keep_the_first_source_ranges()
     assert_eq!(carried(&long).2, all[..1]);
 }
 
+/// The API server may refuse a text that is not too long by itself.
+#[test]
+fn settings_without_annotations_and_labels_keep_all_source_ranges() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    let stored = stored(&wanted);
+    let CarriedSettings { text, lost } = without_metadata(&stored);
+    assert_eq!(lost, Some("annotations and labels"));
+    assert!(text.len() < of(&stored).text.len(), "{text}");
+    let made = applied(fresh(&wanted), &text);
+    assert_eq!(made["spec"][SOURCE_RANGES], set()["spec"][SOURCE_RANGES]);
+    assert_eq!(made["metadata"]["labels"], fresh(&wanted)["metadata"]["labels"]);
+    assert_eq!(made["metadata"]["annotations"].get("field.cattle.io/description"), None);
+}
+
 /// A user who may write EndpointSlices can forge the stored settings. Forged settings change only
 /// the fields that users may set on a Service.
 #[test]
