@@ -1,10 +1,15 @@
 //! Leases addresses on the host. This module creates and maintains DHCPLeases. A DHCPLease is the
 //! record that the agent of a network serves. The record is read again before a new address is
-//! published, and before a published address is withdrawn because the view has no record.
+//! published, and before a published address is withdrawn because the view has no record. While the
+//! API server refuses this read, the published address stays.
 //!
-//! The record exists before the agent asks the DHCP server. The operator publishes an address only
-//! when the record contains the address. After the deletion of the LoadBalancer and its Service,
-//! [`super::super::dhcp_lease`] deletes the record.
+//! The record exists before the agent asks the DHCP server. The operator publishes a new address
+//! only when the record contains the address. After the deletion of the LoadBalancer and its
+//! Service, [`super::super::dhcp_lease`] deletes the record.
+//!
+//! The events of the record trigger the reconciles of its LoadBalancer. If the view lacks the
+//! record, for example because the operator has no right to list DHCPLeases, the LoadBalancer is
+//! reconciled again after a pause ([`UNSEEN_AGAIN`]).
 
 use std::time::{Duration, Instant};
 
@@ -29,6 +34,9 @@ const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
 /// LoadBalancer.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
+/// Delay of the next reconcile of a LoadBalancer whose DHCPLease is not in the view. No event
+/// reports a change or the expiry of such a lease.
+const UNSEEN_AGAIN: Duration = Duration::from_secs(10);
 /// Time for which [`LbContext::made`] contains a DHCPLease after its creation. The view shows the
 /// DHCPLease before this time has passed.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
@@ -56,7 +64,10 @@ pub(super) async fn allocate(
     let mut fresh = false;
     if record.is_none() && facts::leased(lb).is_some() {
         // The view also lacks the record if the operator has no right to list DHCPLeases.
-        (record, fresh) = (current(lb, ctx).await?, true);
+        match current(lb, ctx).await {
+            Ok(now) => (record, fresh) = (now, true),
+            Err(error) => return unread(lb, &network, error, ctx),
+        }
     }
     for _ in 0..REPETITIONS {
         let written = match decide(lb, &network, record.as_ref(), ctx) {
@@ -90,7 +101,10 @@ pub(super) async fn allocate(
         if let Some(why) = lost.map_or(Ok(None), |error| refusal(error, record.is_none()))? {
             return host(Err(why));
         }
-        (record, fresh) = (current(lb, ctx).await?, true);
+        match current(lb, ctx).await {
+            Ok(now) => (record, fresh) = (now, true),
+            Err(error) => return unread(lb, &network, error, ctx),
+        }
     }
     let attempts = format!("{REPETITIONS} attempts to write DHCPLease {name}");
     Err(CallError::Conflict(ApiCall::new(attempts)).into())
@@ -176,6 +190,25 @@ async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>
     Box::pin(api.call_get_if_served(&lb.name_any())).await
 }
 
+/// Allocation after a failed read of the LoadBalancer's DHCPLease: the lease that the status
+/// publishes, if the API server refuses the read. `Err`: a retry may succeed, or the status
+/// publishes no lease.
+fn unread(
+    lb: &LoadBalancer,
+    network: &str,
+    error: CallError,
+    ctx: &LbContext,
+) -> Result<Allocation, ReconcileError> {
+    let published = facts::published_lease(lb, network).filter(|_| error.refusal().is_some());
+    let Some(lease) = published else { return Err(error.into()) };
+    tracing::warn!(
+        lb = facts::name(lb),
+        %error,
+        "the DHCPLease cannot be read, so the published address stays"
+    );
+    Ok(Allocation::Done(AddressOutcome::Host(ctx.shared.views.unless_in_the_way(lb, lease))))
+}
+
 fn record_name(record: &DHCPLease) -> String {
     format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
 }
@@ -184,6 +217,7 @@ fn record_name(record: &DHCPLease) -> String {
 /// event reports the expiry. `None` in these cases:
 ///
 /// * The host leases no address for the LoadBalancer.
+/// * The view lacks the record of the lease. [`again`] handles this case.
 /// * The lease never expires, or the address stays published after the expiry.
 /// * The lease had already expired before this reconcile, and [`AGENTS_RETURN`] is over.
 pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
@@ -198,14 +232,25 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     left.ok().map(|left| left + Duration::from_millis(10))
 }
 
-/// Time until the LoadBalancer is reconciled again, because `outcome` names an obstacle to its
-/// leased address, and no event reports the end of this obstacle. `None`: there is no obstacle, or
-/// an event reports its end.
-pub(super) fn again(outcome: &AddressOutcome) -> Option<Duration> {
-    match outcome {
-        AddressOutcome::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
-        AddressOutcome::Host(Err(NoLease::IdentityTaken(_))) => Some(LOOKS_AGAIN),
-        _ => None,
+/// Time until the LoadBalancer is reconciled again, because no event reports the next change of its
+/// leased address, or the end of the obstacle that `outcome` names. `is_unseen` returns whether the
+/// view lacks the LoadBalancer's DHCPLease. `None`: an event reports it.
+pub(super) fn again(
+    outcome: &AddressOutcome,
+    is_unseen: impl FnOnce() -> bool,
+) -> Option<Duration> {
+    let AddressOutcome::Host(lease) = outcome else { return None };
+    match lease {
+        Err(NoLease::TakingOver { .. }) => Some(dhcp_lease::TAKEOVER_AGAIN),
+        Err(NoLease::IdentityTaken(_)) => Some(LOOKS_AGAIN),
+        // No DHCPLease ends these obstacles.
+        Err(
+            NoLease::NoAgent { .. }
+            | NoLease::NetworkFault { .. }
+            | NoLease::Annotation(_)
+            | NoLease::Refused(_),
+        ) => None,
+        _ => is_unseen().then_some(UNSEEN_AGAIN),
     }
 }
 
@@ -262,5 +307,32 @@ pub(super) fn published(
                 shared.events.warning(object, why.reason(), why.message());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_lease_is_looked_at_again_if_no_event_reports_its_change() {
+        let (ip, network) = (Ipv4Addr::new(10, 7, 0, 20), "ns/lan".to_owned());
+        let lease = LeasedAddress { ip, mask: None, gateway: None, network: network.clone() };
+        let pending = NoLease::Pending { network: network.clone(), said: None };
+        let no_agent = NoLease::NoAgent { network, declared: true };
+        let taken = NoLease::IdentityTaken("other".to_owned());
+        for (lease, unseen, seen) in [
+            (Ok(lease), Some(UNSEEN_AGAIN), None),
+            (Err(pending), Some(UNSEEN_AGAIN), None),
+            (Err(no_agent), None, None),
+            (Err(taken), Some(LOOKS_AGAIN), Some(LOOKS_AGAIN)),
+        ] {
+            let outcome = AddressOutcome::Host(lease);
+            assert_eq!(again(&outcome, || true), unseen, "{outcome:?}");
+            assert_eq!(again(&outcome, || false), seen, "{outcome:?}");
+        }
+        assert_eq!(again(&AddressOutcome::Guest(None), || true), None);
     }
 }

@@ -279,7 +279,8 @@ async fn reconcile(
     };
     let lb = &observed.lb;
     let _turn = large_turn(&observed, ctx).await;
-    let leased = leasing::again(&outcome);
+    let is_unseen = || ctx.shared.views.record(&facts::name(lb)).is_none();
+    let leased = leasing::again(&outcome, is_unseen);
     let again = match Box::pin(serve::serve(lb, outcome, ctx)).await? {
         Some(served) => {
             if Box::pin(publish::publish(&observed, &served, ctx)).await? {

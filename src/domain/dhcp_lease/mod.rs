@@ -12,7 +12,8 @@
 //!
 //! Invariants:
 //!
-//! * An address is published only while its record says that it may be used.
+//! * An address is published only while its record says that it may be used. While the API server
+//!   refuses to show the record, a published address stays.
 //! * An address is never published when another object has it.
 //! * A record is deleted only when no LoadBalancer of its name wants it.
 
