@@ -380,9 +380,8 @@ async fn a_load_balancer_that_could_never_be_read_ends_with_a_list() {
     let mut writer = mem::take(&mut leader.writers.load_balancers);
     let mut apply = |event| load_balancers::apply(&at, &mut writer, event);
     let known = || load_balancers::known(&leader.views);
-    let meta = |uid: &str| -> ObjectMeta {
-        read(json!({"namespace": "ns", "name": "web", "uid": uid}))
-    };
+    let meta =
+        |uid: &str| -> ObjectMeta { read(json!({"namespace": "ns", "name": "web", "uid": uid})) };
     apply(ObjectEvent::Unreadable(meta("first")));
     assert_eq!(known(), ["ns/web".to_owned()].into());
     leader.reports(&[]);

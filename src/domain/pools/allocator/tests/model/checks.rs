@@ -31,6 +31,9 @@ impl Cluster {
         }
         self.carry_out(step);
         self.settle();
+        // A ledger records the claim again, so the LoadBalancer keeps it.
+        let allocator = &self.allocator;
+        self.contested.retain(|(uid, claim)| !allocator.claims_of(uid).contains(claim));
         match step {
             Step::AskLate(_) => {}
             Step::Restart(_) => self.confirmed = ConfirmedClaims::default(),
