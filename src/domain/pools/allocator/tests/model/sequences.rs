@@ -234,7 +234,7 @@ fn a_waiter_gets_the_address_that_is_reserved_for_it() {
 /// LoadBalancer again, was still to be withdrawn when that pool was deleted.
 #[test]
 fn an_address_that_is_recorded_again_is_not_withdrawn() {
-    use Step::{Create, Move, Networks, Publish, RemovePool, Restart, Wipe};
+    use Step::{Ask, Create, Move, Networks, Publish, RemovePool, Restart};
     let on = |pool, network| Move(pool, (0, 10, 1), network, 1, false);
     hold(&[
         Networks(Some([1, 2])),
@@ -246,7 +246,7 @@ fn an_address_that_is_recorded_again_is_not_withdrawn() {
         RemovePool(0),
         Restart(false),
         on(0, 1),
-        Wipe(0, true),
         RemovePool(0),
+        Ask(0),
     ]);
 }
