@@ -1,6 +1,7 @@
 //! The `takeover` command: from the Go controller to the operator and back.
 
 mod automatic;
+mod floor;
 mod guests;
 mod harvester;
 mod subchart;

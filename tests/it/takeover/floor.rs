@@ -1,0 +1,50 @@
+//! Limit for the time to an address while the leader changes.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+use testbed::Stalls;
+
+use crate::support::Cluster;
+
+/// Longest time to an address if the API server answers at once.
+const MOST: Duration = Duration::from_secs(15);
+/// Calls that follow each other from the creation of a LoadBalancer to its address, if a leader
+/// starts meanwhile: for the Lease, the lists, the claim and the address.
+const CALLS: u32 = 20;
+/// Pause between two bare writes.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Runs `work`, and beside it writes an object that has no controller, again and again. Returns the
+/// result of `work`, and the limit for the time to an address: [`MOST`], and for each of [`CALLS`]
+/// the longest time of such a write.
+pub(super) async fn beside_bare_writes<T>(
+    cluster: &Cluster,
+    stalls: &Stalls,
+    work: impl Future<Output = Result<T>>,
+) -> Result<(T, Duration)> {
+    let maps = Api::<ConfigMap>::namespaced(cluster.client.clone(), "default");
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "floor"}}))?;
+    maps.create(&PostParams::default(), &map).await?;
+    let mut longest = Duration::ZERO;
+    let writes = async {
+        for number in 0_u64.. {
+            let since = Instant::now();
+            let patch = Patch::Merge(json!({"data": {"number": number.to_string()}}));
+            // A write that fails has taken its time as well.
+            drop(maps.patch("floor", &PatchParams::default(), &patch).await);
+            longest = longest.max(stalls.elapsed(since));
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    let done = tokio::select! {
+        done = work => done?,
+        () = writes => unreachable!("the writes do not end"),
+    };
+    println!("the longest bare write took {longest:?}");
+    Ok((done, MOST + CALLS * longest))
+}
