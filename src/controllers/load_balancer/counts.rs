@@ -9,9 +9,9 @@
 //!
 //! The exception: `backendServers` decides whether a VM keeps an address that has become the
 //! ingress address of a Service ([`backend_address::fault`]). Until the write, a new address of a
-//! VM is not listed, so a Service that gets this address takes it from the VM. This gives a tenant
-//! nothing more than a Service that had the address before the VM, because `fault` then refuses the
-//! address from the start. Until the write, the address of a VM that is being deleted is still
+//! VM is not listed, so a Service that gets this address takes it from the VM. A tenant gains
+//! nothing by the delay: if the Service had the address before the VM, `fault` refuses the address
+//! as well. Until the write, the address of a VM that is being deleted is still
 //! listed, so the VM may drain that much longer at an address that it could keep before.
 //!
 //! [`backend_address::fault`]: crate::domain::vm_backends::backend_address::fault

@@ -1,7 +1,7 @@
 //! Leases addresses on the host. This module creates and maintains DHCPLeases. A DHCPLease is the
 //! record that the agent of a network serves. The record is read again before a new address is
-//! published, and before a published address is withdrawn because the view has no record. While the
-//! API server refuses this read, the published address stays.
+//! published, and before a published address is withdrawn because the view has no record. If this
+//! read fails, the reconcile fails, and the published address stays.
 //!
 //! The record exists before the agent asks the DHCP server. The operator publishes a new address
 //! only when the record contains the address. After the deletion of the LoadBalancer and its
@@ -64,10 +64,7 @@ pub(super) async fn allocate(
     let mut fresh = false;
     if record.is_none() && facts::leased(lb).is_some() {
         // The view also lacks the record if the operator has no right to list DHCPLeases.
-        match current(lb, ctx).await {
-            Ok(now) => (record, fresh) = (now, true),
-            Err(error) => return unread(lb, &network, error, ctx),
-        }
+        (record, fresh) = (current(lb, ctx).await?, true);
     }
     for _ in 0..REPETITIONS {
         let written = match decide(lb, &network, record.as_ref(), ctx) {
@@ -101,10 +98,7 @@ pub(super) async fn allocate(
         if let Some(why) = lost.map_or(Ok(None), |error| refusal(error, record.is_none()))? {
             return host(Err(why));
         }
-        match current(lb, ctx).await {
-            Ok(now) => (record, fresh) = (now, true),
-            Err(error) => return unread(lb, &network, error, ctx),
-        }
+        (record, fresh) = (current(lb, ctx).await?, true);
     }
     let attempts = format!("{REPETITIONS} attempts to write DHCPLease {name}");
     Err(CallError::Conflict(ApiCall::new(attempts)).into())
@@ -190,25 +184,6 @@ async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>
     Box::pin(api.call_get_if_served(&lb.name_any())).await
 }
 
-/// Allocation after a failed read of the LoadBalancer's DHCPLease: the lease that the status
-/// publishes, if the API server refuses the read. `Err`: a retry may succeed, or the status
-/// publishes no lease.
-fn unread(
-    lb: &LoadBalancer,
-    network: &str,
-    error: CallError,
-    ctx: &LbContext,
-) -> Result<Allocation, ReconcileError> {
-    let published = facts::published_lease(lb, network).filter(|_| error.refusal().is_some());
-    let Some(lease) = published else { return Err(error.into()) };
-    tracing::warn!(
-        lb = facts::name(lb),
-        %error,
-        "the DHCPLease cannot be read, so the published address stays"
-    );
-    Ok(Allocation::Done(AddressOutcome::Host(ctx.shared.views.unless_in_the_way(lb, lease))))
-}
-
 fn record_name(record: &DHCPLease) -> String {
     format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
 }
@@ -243,7 +218,7 @@ pub(super) fn again(
     match lease {
         Err(NoLease::TakingOver { .. }) => Some(dhcp_lease::TAKEOVER_AGAIN),
         Err(NoLease::IdentityTaken(_)) => Some(LOOKS_AGAIN),
-        // No DHCPLease ends these obstacles.
+        // The end of these obstacles does not depend on the DHCPLease.
         Err(
             NoLease::NoAgent { .. }
             | NoLease::NetworkFault { .. }

@@ -39,7 +39,7 @@ impl ServiceTarget<'_> {
         let CarriedSettings { text, mut lost } = settings::of(&service);
         let mut written = self.annotate_slice(|_| true, &json!(text)).await;
         if let Err(WriteObstacle::Refused(why)) = &written {
-            // Together with the other annotations of the slice, the settings may be too long. The
+            // Perhaps the settings are too long together with the other annotations of the slice. The
             // next Service must not lose its source ranges, because it would let all clients in.
             let reduced = settings::without_metadata(&service);
             if reduced.text != text {
@@ -52,17 +52,18 @@ impl ServiceTarget<'_> {
                 written = self.annotate_slice(|_| true, &json!(reduced.text)).await;
             }
         }
-        if let Some(lost) = lost {
-            tracing::warn!(
-                lb = self.key,
-                lost,
-                "settings of the Service are lost: they are too long to be copied to the next Service"
-            );
-        }
         // Even if the settings cannot be written, the Service is deleted. Otherwise an address that
         // the LoadBalancer has lost would stay announced.
         match written {
-            Ok(true) => {}
+            Ok(true) => {
+                if let Some(lost) = lost {
+                    tracing::warn!(
+                        lb = self.key,
+                        lost,
+                        "settings of the Service are lost: the next Service cannot have them"
+                    );
+                }
+            }
             Ok(false) => {
                 tracing::warn!(
                     lb = self.key,

@@ -8,7 +8,7 @@ use crate::limits::text::{LONGEST_WORD, cut};
 use crate::network::Segment;
 use crate::pools::allocator::LoadBalancerEntry;
 use crate::pools::selection::PoolRequirement;
-use crate::{Claim, LbFacts, LeasedAddress, Owner};
+use crate::{Claim, LbFacts, Owner};
 use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK,
     DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, WorkloadType,
@@ -179,17 +179,6 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
         return None;
     }
     allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
-}
-
-/// Lease of the address that [`leased`] returns, with the mask and the gateway in the status. The
-/// status does not name the network of the lease. `network`: network that the LoadBalancer has now.
-/// `None`: there is no such address, or `network` is empty.
-pub fn published_lease(lb: &LoadBalancer, network: &str) -> Option<LeasedAddress> {
-    let ip = leased(lb).filter(|_| !network.is_empty())?;
-    let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
-    let address = |text: &Option<String>| text.as_deref()?.parse::<Ipv4Addr>().ok();
-    let (mask, gateway) = (address(&allocated.mask), address(&allocated.gateway));
-    Some(LeasedAddress { ip, mask, gateway, network: network.to_owned() })
 }
 
 /// Whether `status.address` of the LoadBalancer is this address.

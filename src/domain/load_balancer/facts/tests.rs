@@ -1,7 +1,7 @@
 //! Tests of the facts of a LoadBalancer, including facts that another object contradicts.
 
 use super::*;
-use api::{ANNOTATION_PROJECT, AllocatedAddress, LoadBalancerStatus};
+use api::{ANNOTATION_PROJECT, LoadBalancerStatus};
 
 fn lb(annotations: &[(&str, &str)], guest: bool) -> LoadBalancer {
     let mut lb = LoadBalancer::default();
@@ -77,38 +77,4 @@ fn the_status_lists_the_addresses_of_backends_and_no_others() {
     lb.status = Some(LoadBalancerStatus { backend_servers, ..LoadBalancerStatus::default() });
     assert!(lists(&lb, "10.0.0.5") && lists(&lb, "fd00::5"));
     assert!(!lists(&lb, "10.0.0.50") && !lists(&lb, "10.0.0.6"));
-}
-
-#[test]
-fn the_lease_that_the_status_publishes_is_the_one_that_was_written_there() {
-    let mut lb = lb(&[], true);
-    lb.spec.ipam = Some(Ipam::Dhcp);
-    assert_eq!(published_lease(&lb, "ns/lan"), None, "no status");
-    let text = |text: &str| Some(text.to_owned());
-    let mut publish = |allocated: AllocatedAddress, network: &str| {
-        let allocated_address = Some(allocated);
-        lb.status = Some(LoadBalancerStatus { allocated_address, ..LoadBalancerStatus::default() });
-        published_lease(&lb, network)
-    };
-    let allocated = AllocatedAddress {
-        ip: text("10.7.0.20"),
-        mask: text("255.255.255.0"),
-        gateway: text("10.7.0.1"),
-        ..AllocatedAddress::default()
-    };
-    let lease = LeasedAddress {
-        ip: Ipv4Addr::new(10, 7, 0, 20),
-        mask: Some(Ipv4Addr::new(255, 255, 255, 0)),
-        gateway: Some(Ipv4Addr::new(10, 7, 0, 1)),
-        network: "ns/lan".to_owned(),
-    };
-    assert_eq!(publish(allocated.clone(), "ns/lan"), Some(lease.clone()));
-    assert_eq!(publish(allocated.clone(), ""), None, "no network");
-    let bare = AllocatedAddress { mask: None, gateway: text("none"), ..allocated.clone() };
-    let expected = LeasedAddress { mask: None, gateway: None, ..lease };
-    assert_eq!(publish(bare, "ns/lan"), Some(expected));
-    let guests = AllocatedAddress { ip: text(DHCP_ADDRESS), ..allocated.clone() };
-    assert_eq!(publish(guests, "ns/lan"), None, "the announcer leases");
-    let of_pool = AllocatedAddress { ip_pool: text("pool"), ..allocated };
-    assert_eq!(publish(of_pool, "ns/lan"), None, "a pool's");
 }

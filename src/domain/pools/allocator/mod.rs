@@ -341,8 +341,8 @@ impl PoolAllocator {
         Ok(claim)
     }
 
-    /// Claims an address in the ledger of `pool`. Addresses that are reserved for the LoadBalancer
-    /// itself are free for it.
+    /// Claims an address in the ledger of `pool`. An address that is held back only because it is
+    /// reserved for this LoadBalancer counts as free, but `fitness` may still refuse it.
     fn claim_in(
         &self,
         name: &str,

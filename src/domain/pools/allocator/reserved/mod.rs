@@ -361,10 +361,10 @@ impl PoolAllocator {
 
     /// Returns a function that says whether a free address of `pool` may be given to the
     /// LoadBalancer. `pool` may have been removed from the allocator. The pool's own segment needs
-    /// no check, because the pool's free addresses are not in use on that segment. An address of a
-    /// deleted pool is not given out on any segment while a LoadBalancer publishes it: the next
-    /// leader does not know the deleted pool's network, and could not tell which of the two owners
-    /// keeps the address.
+    /// no check, because the pool's free addresses are not in use on that segment. While an address
+    /// of a deleted pool is reserved, only a former owner gets it, on any segment. The next leader
+    /// does not know the deleted pool's network, and withdraws the address if a ledger has it for
+    /// another owner.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,
@@ -387,7 +387,11 @@ impl PoolAllocator {
                 let pool = &r.claim.pool;
                 r.owner.uid != *uid && *pool != name && !self.pools.contains_key(pool)
             };
-            if segments.iter().any(taken_at) {
+            // A Service moves by the announcement of its new address, so it cannot move to the
+            // address that it has.
+            let mut published = facts.published.iter().filter(|_| !facts.guest);
+            let is_published = published.any(|claim| claim.ip == ip && claim.pool != name);
+            if is_published || segments.iter().any(taken_at) {
                 AddressFitness::Taken
             } else if self.reserved.at(ip).any(of_deleted_pool) {
                 AddressFitness::FormerOwner

@@ -152,6 +152,22 @@ fn an_address_of_a_deleted_pool_moves_with_the_pools_network() {
     }
 }
 
+#[test]
+fn a_service_does_not_move_to_the_address_that_it_has() {
+    for (facts, moved) in [(vm as fn(usize, &str) -> LbFacts, 11), (named, 10)] {
+        for is_deleted in [false, true] {
+            let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 3)]);
+            assert_eq!(given(&mut allocator, &facts(1, "v")), ip(10));
+            if is_deleted {
+                allocator.remove_pool("v");
+            }
+            let claim = Some(at("v", "10.0.0.10"));
+            let moves = LbFacts { published: claim.clone(), former: claim, ..facts(1, "w") };
+            assert_eq!(given(&mut allocator, &moves), ip(moved), "deleted: {is_deleted}");
+        }
+    }
+}
+
 /// The only address of the new pool is reserved for lb1, which does not publish it yet.
 #[test]
 fn an_address_of_a_deleted_pool_is_free_for_its_own_load_balancer() {
