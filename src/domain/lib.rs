@@ -52,6 +52,8 @@ pub struct LbFacts {
     /// LoadBalancer that was restored from a backup still has this annotation. `None`: the
     /// LoadBalancer has no such annotation, or an invalid one.
     pub former: Option<Claim>,
+    /// Addresses of the LoadBalancer's own Service. Their claims are not released.
+    pub service: AnnouncedAddresses,
     /// Whether the facts were read from the API server for this decision, not from a cache that may
     /// be old.
     pub fresh: bool,
@@ -69,6 +71,38 @@ impl LbFacts {
             (None, true) => vec![pool.clone()],
             (own, false) => std::iter::once(pool.of_announcer()).chain(own.clone()).collect(),
         }
+    }
+
+    /// Whether the LoadBalancer's Service may still be announced at the address of `claim`, which
+    /// is not the claim `current` that the LoadBalancer has now.
+    pub fn may_use(&self, claim: &Claim, current: &Claim) -> bool {
+        claim.ip != current.ip && self.service.may_include(claim.ip)
+    }
+}
+
+/// Addresses for which the own Service of a LoadBalancer is announced, or may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnnouncedAddresses {
+    /// Addresses that the Service asks for, and those at which it is announced. Empty: there is no
+    /// Service.
+    Known(Vec<IpAddr>),
+    /// Services were not listed yet.
+    Unknown,
+}
+
+impl AnnouncedAddresses {
+    /// Whether the Service is announced at `ip`, or may be.
+    pub fn may_include(&self, ip: IpAddr) -> bool {
+        match self {
+            Self::Known(addresses) => addresses.contains(&ip),
+            Self::Unknown => true,
+        }
+    }
+}
+
+impl Default for AnnouncedAddresses {
+    fn default() -> Self {
+        Self::Known(Vec::new())
     }
 }
 

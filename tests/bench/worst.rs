@@ -18,7 +18,7 @@ use harvester_guest_operator::domain::pools::selection::PoolRequirement;
 use harvester_guest_operator::domain::pools::status::pool_status;
 use harvester_guest_operator::domain::vm_backends::selector_index::LabelIndex;
 use harvester_guest_operator::domain::vm_backends::{listeners, vm};
-use harvester_guest_operator::domain::{LbFacts, Owner};
+use harvester_guest_operator::domain::{AnnouncedAddresses, LbFacts, Owner};
 use harvester_guest_operator::k8s::guard::Guard;
 use harvester_guest_operator::k8s::trimmed::TrimmedLb;
 use ipnet::IpNet;
@@ -369,6 +369,7 @@ fn facts(number: usize, namespace: &str) -> LbFacts {
         named_pool: None,
         published: None,
         former: None,
+        service: AnnouncedAddresses::default(),
         fresh: true,
     }
 }

@@ -298,10 +298,13 @@ async fn reconcile(
 async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), ReconcileError> {
     let lb = &observed.lb;
     ctx.counts.settle(&facts::name(lb));
-    if listeners::is_vm(lb) && !Box::pin(serve::withdraw(lb, ctx)).await? {
+    let owner = facts::owner(lb);
+    // A tenant may have changed the type of the LoadBalancer after its deletion.
+    let is_served = listeners::is_vm(lb) || ctx.shared.views.is_served(&owner);
+    if is_served && !Box::pin(serve::withdraw(lb, ctx)).await? {
         return Ok(());
     }
-    ctx.ledger.release(facts::owner(lb)).await?;
+    ctx.ledger.release(owner).await?;
     let _turn = large_turn(&observed, ctx).await;
     Box::pin(publish::finalize(&observed, ctx)).await
 }

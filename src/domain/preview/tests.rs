@@ -42,7 +42,8 @@ fn asks() -> Value {
 
 /// Plan for one pool, and for LoadBalancers that request an address of that pool.
 fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
-    let around = LbSurroundings { project: Project::Outside, vm_network: None };
+    let around =
+        LbSurroundings { project: Project::Outside, vm_network: None, ..LbSurroundings::default() };
     let facts = lbs.iter().filter(|lb| !facts::is_leaving(lb));
     let facts = facts.map(|lb| facts_of(lb, &around, |_| Segment::default(), true)).collect();
     let seen = PoolSeen::new(pool, Segment::default());

@@ -39,7 +39,6 @@ use tokio::sync::watch;
 use self::guest_nodes::GuestRemovals;
 use self::notifier::ChangeNotifier;
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::Owner;
 use crate::domain::dhcp_lease;
 use crate::domain::load_balancer::facts::{self, LbSurroundings, Project};
 use crate::domain::network::NetworkAttachment;
@@ -50,6 +49,7 @@ use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::vm::{Topology, Vm, VmPod};
+use crate::domain::{AnnouncedAddresses, Owner};
 use crate::k8s::store::StoreWriter;
 use crate::k8s::trimmed::LbTrimming;
 use crate::locks::lock;
@@ -279,14 +279,29 @@ impl Views {
     }
 
     /// Facts from other objects that a LoadBalancer's address depends on: the project of its
-    /// namespace, and the network of its guest cluster's VMs, if the LoadBalancer itself names no
-    /// network.
+    /// namespace; the network of its guest cluster's VMs, if the LoadBalancer itself names no
+    /// network; and the addresses of its Service.
     pub fn around(&self, lb: &LoadBalancer) -> LbSurroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm_network = facts::asks_vms_for_network(lb).and_then(|cluster| {
             guest_network::cluster_network(&lock(&self.index.vms), namespace, &cluster)
         });
-        LbSurroundings { project: self.project_of(namespace), vm_network }
+        let service = self.service_addresses(lb);
+        LbSurroundings { project: self.project_of(namespace), vm_network, service }
+    }
+
+    /// Addresses of the Service that the LoadBalancer owns. A guest has no such Service.
+    pub fn service_addresses(&self, lb: &LoadBalancer) -> AnnouncedAddresses {
+        if facts::is_guest(lb) {
+            return AnnouncedAddresses::default();
+        }
+        if !self.is_listed(ViewPart::Services) {
+            return AnnouncedAddresses::Unknown;
+        }
+        let Owner { name, uid } = facts::owner(lb);
+        let mut services = self.services.of(&name);
+        let own = services.find(|service| service.owners.iter().any(|owner| owner.uid == uid));
+        AnnouncedAddresses::Known(own.map(|own| own.addresses().collect()).unwrap_or_default())
     }
 
     /// Reason why a LoadBalancer gets no address: a VM of its guest cluster shows that the cluster

@@ -14,6 +14,7 @@ mod settings;
 mod slices;
 
 use std::cell::LazyCell;
+use std::time::Duration;
 
 use kube::ResourceExt;
 
@@ -21,6 +22,7 @@ use self::settings::KeptSettings;
 use super::{LbContext, ReconcileError, ServingOutcome};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
 use crate::controllers::failed_reconciles::LONGEST_DELAY;
+use crate::domain::AnnouncedAddresses;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::vm_backends::endpoint_slices::remembered;
 use crate::domain::vm_backends::endpoints::{self, VmBackend};
@@ -37,6 +39,9 @@ use crate::k8s::calls::ApiCall;
 /// the object during each attempt. The attempts are made here, not by the reconcile, because the
 /// reconcile reads the LoadBalancer again, not its Service and slices.
 const REPETITIONS: usize = 5;
+/// Delay of the next reconcile of a LoadBalancer whose Service had another address than the claimed
+/// one.
+const AGAIN_AFTER_MOVE: Duration = Duration::from_secs(2);
 
 /// Reason why a Service or an EndpointSlice was not written.
 enum WriteObstacle {
@@ -80,13 +85,20 @@ pub(super) async fn serve(
         suspend(lb, ctx).await?;
         return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
+    let before = ctx.shared.views.service_addresses(lb);
     let Some(mut report) = announce(lb, &outcome, ctx).await? else { return Ok(None) };
+    // No watch event reports the operator's own write of the Service. After it, the claims of other
+    // addresses can be released.
+    let had_others = match before {
+        AnnouncedAddresses::Known(all) => all.into_iter().any(|ip| Some(ip) != outcome.address()),
+        AnnouncedAddresses::Unknown => false,
+    };
     // No watch event reports a change of a foreign Service, or that the API server would accept a
     // rejected write. So the reconcile is repeated.
     let again = match report.service {
         ServiceState::Foreign(_) | ServiceState::Refused(_) => Some(LONGEST_DELAY),
         ServiceState::Held(left) => Some(left),
-        _ => None,
+        _ => had_others.then_some(AGAIN_AFTER_MOVE),
     };
     let outcome = match status::moves_from(lb, &outcome) {
         // The old address is not released while it may be announced.
@@ -111,8 +123,14 @@ async fn announce(
 ) -> Result<Option<ServingStatus>, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
     if !ctx.shared.views.endpoints_synced() {
-        let state = || at.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
-        return Ok(ctx.vms_overdue().then(|| ServingStatus::new(state(), at.ingress())));
+        if !ctx.vms_overdue() {
+            return Ok(None);
+        }
+        // The list of Services may be incomplete too, and the address of a Service that the view
+        // lacks must stay published.
+        at.read_service_if_missing().await.map_err(into_error)?;
+        let state = at.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
+        return Ok(Some(ServingStatus::new(state, at.ingress())));
     }
     let listeners = match listeners::name_fault(&at.name) {
         Some(fault) => Err(fault),

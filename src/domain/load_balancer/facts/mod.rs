@@ -8,7 +8,7 @@ use crate::limits::text::{LONGEST_WORD, cut};
 use crate::network::Segment;
 use crate::pools::allocator::LoadBalancerEntry;
 use crate::pools::selection::PoolRequirement;
-use crate::{Claim, LbFacts, Owner};
+use crate::{AnnouncedAddresses, Claim, LbFacts, Owner};
 use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK,
     DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, WorkloadType,
@@ -35,6 +35,8 @@ pub struct LbSurroundings {
     /// Network of the guest cluster's VMs, if these VMs determine the LoadBalancer's network.
     /// `None`: the VMs do not determine it, or the network of the VMs is not known.
     pub vm_network: Option<String>,
+    /// Addresses of the LoadBalancer's own Service.
+    pub service: AnnouncedAddresses,
 }
 
 /// Facts from which an address is allocated to the LoadBalancer. `segment` returns the segment of a
@@ -56,6 +58,7 @@ pub fn facts(
         named_pool: named_pool(lb),
         published: published(lb),
         former: former(lb),
+        service: around.service.clone(),
         fresh,
     }
 }

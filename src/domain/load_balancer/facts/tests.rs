@@ -24,7 +24,7 @@ fn the_namespace_decides_on_the_project() {
         (Project::Outside, ""),
         (Project::Unknown, ""),
     ] {
-        let around = LbSurroundings { project, vm_network: None };
+        let around = LbSurroundings { project, vm_network: None, ..LbSurroundings::default() };
         assert_eq!(requirement(&lb, &around).project, expected, "{around:?}");
     }
 }

@@ -150,8 +150,7 @@ impl PoolAllocator {
         }
         self.reserve(facts, &claim);
         if facts.fresh && wait.is_none() && facts.published.as_ref() == Some(&claim) {
-            self.release_all_but(&facts.owner.uid, Some(&claim));
-            self.unreserve_all_but(&facts.owner.uid, Some(&claim));
+            self.release_unused(facts, &claim);
         }
         self.held(facts, claim, wait)
     }

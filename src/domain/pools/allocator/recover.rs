@@ -19,7 +19,7 @@ impl PoolAllocator {
         }
         // An earlier `spec.ipPool` may have named another pool. The LoadBalancer's claims in that
         // pool are released.
-        self.release_all_but(&facts.owner.uid, None);
+        self.release_claims(&facts.owner.uid, |other| facts.may_use(other, claim));
         let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
         Some(self.held(facts, claim.clone(), Some(wait)))

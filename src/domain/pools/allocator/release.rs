@@ -1,7 +1,7 @@
 //! Releases of claims.
 
 use super::PoolAllocator;
-use crate::{Claim, Owner};
+use crate::{Claim, LbFacts, Owner};
 
 impl PoolAllocator {
     /// Whether the owner with this UID has no claim, reservation, expected address or waiting
@@ -24,7 +24,15 @@ impl PoolAllocator {
         }
         self.stop_waiting(&owner.uid);
         self.forget(&owner.uid);
-        self.release_all_but(&owner.uid, None)
+        self.release_claims(&owner.uid, |_| false)
+    }
+
+    /// Releases the claims and reservations of the LoadBalancer that it does not use beside the
+    /// claim `current`.
+    pub(super) fn release_unused(&mut self, facts: &LbFacts, current: &Claim) {
+        let keeps = |claim: &Claim| claim == current || facts.may_use(claim, current);
+        self.release_claims(&facts.owner.uid, keeps);
+        self.unreserve_claims(&facts.owner.uid, keeps);
     }
 
     fn has_another_name(&self, claim: &Claim, owner: &Owner) -> bool {
@@ -46,9 +54,14 @@ impl PoolAllocator {
         true
     }
 
-    pub(super) fn release_all_but(&mut self, uid: &str, keep: Option<&Claim>) -> Vec<Claim> {
+    /// Releases the owner's claims for which `keeps` returns `false`. Returns these claims.
+    pub(super) fn release_claims(
+        &mut self,
+        uid: &str,
+        keeps: impl Fn(&Claim) -> bool,
+    ) -> Vec<Claim> {
         let surplus: Vec<Claim> =
-            self.claims_of(uid).iter().filter(|c| Some(*c) != keep).cloned().collect();
+            self.claims_of(uid).iter().filter(|claim| !keeps(claim)).cloned().collect();
         for claim in &surplus {
             let pool = self.pools.get_mut(&claim.pool);
             if let Some(owner) = pool.and_then(|pool| pool.ledger.release(claim.ip)) {

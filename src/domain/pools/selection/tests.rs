@@ -109,7 +109,7 @@ fn asks_as(workload_type: api::WorkloadType, network: &str, text: &str) -> PoolR
     let network = (api::ANNOTATION_NETWORK.to_owned(), network.to_owned());
     lb.metadata.annotations = Some(cluster.into_iter().chain([network]).collect());
     let project = scope.project.map_or(Project::Outside, Project::In);
-    requirement(&lb, &LbSurroundings { project, vm_network: None })
+    requirement(&lb, &LbSurroundings { project, vm_network: None, ..LbSurroundings::default() })
 }
 
 /// Pools, the scope of a LoadBalancer on network `default/vlan10`, and the name of the pool that is

@@ -48,7 +48,11 @@ impl World {
         full.as_object_mut().unwrap().extend(object.as_object().unwrap().clone());
         let lb: LoadBalancer = serde_json::from_value(full).unwrap();
         if facts::wants_pool(&lb) && !facts::is_leaving(&lb) {
-            let around = LbSurroundings { project: Project::Outside, vm_network: None };
+            let around = LbSurroundings {
+                project: Project::Outside,
+                vm_network: None,
+                ..LbSurroundings::default()
+            };
             self.stored.facts.push(facts(&lb, &around, |_| Segment::default(), true));
         }
         self.stored.load_balancers.push(lb);

@@ -205,10 +205,16 @@ impl StoredService {
     /// Whether traffic for `address` may reach this Service. `true`: the address is announced for
     /// the Service, or the Service asks for the address.
     pub fn asks_for(&self, address: IpAddr) -> bool {
+        self.addresses().any(|ip| ip == address)
+    }
+
+    /// Addresses that the Service asks for, and those at which it is announced. An address may
+    /// occur more than once.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let asked = self.annotations.get(ASKED_ADDRESS).into_iter().flat_map(|ips| ips.split(','));
         let all = asked.chain([self.load_balancer_ip.as_str()]);
-        let mut all = all.chain(self.ingress.iter().map(String::as_str));
-        all.any(|ip| ip.trim().parse() == Ok(address))
+        let all = all.chain(self.ingress.iter().map(String::as_str));
+        all.filter_map(|ip| ip.trim().parse().ok())
     }
 }
 

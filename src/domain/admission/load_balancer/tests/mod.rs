@@ -62,7 +62,10 @@ pub(super) fn outside() -> LbRuleFacts {
 }
 
 fn known(project: Project) -> LbRuleFacts {
-    LbRuleFacts { around: LbSurroundings { project, vm_network: None }, ..LbRuleFacts::default() }
+    LbRuleFacts {
+        around: LbSurroundings { project, vm_network: None, ..LbSurroundings::default() },
+        ..LbRuleFacts::default()
+    }
 }
 
 fn refusals(answer: &AdmissionAnswer) -> Vec<String> {

@@ -179,7 +179,11 @@ fn any_known() -> impl Strategy<Value = LbRuleFacts> {
         Just(Project::In("local/ours".into())),
     ];
     (project, any::<bool>(), any::<bool>()).prop_map(|(project, network, taken)| LbRuleFacts {
-        around: LbSurroundings { project, vm_network: network.then(|| "ns/vms".into()) },
+        around: LbSurroundings {
+            project,
+            vm_network: network.then(|| "ns/vms".into()),
+            ..LbSurroundings::default()
+        },
         taken_by: taken.then(|| "the address of another LoadBalancer".into()),
         ..LbRuleFacts::default()
     })

@@ -288,15 +288,14 @@ impl PoolAllocator {
     /// Removes the reservations and the expected address of a deleted LoadBalancer.
     pub(super) fn forget(&mut self, uid: &str) {
         self.reserved.to_withdraw.remove(uid);
-        self.unreserve_all_but(uid, None);
+        self.unreserve_claims(uid, |_| false);
         self.reserved.expect(uid, None);
     }
 
-    /// Removes all reservations of a LoadBalancer except that of the claim `keep`. `None`: removes
-    /// all.
-    pub(super) fn unreserve_all_but(&mut self, uid: &str, keep: Option<&Claim>) {
+    /// Removes the reservations of a LoadBalancer for whose claims `keeps` returns `false`.
+    pub(super) fn unreserve_claims(&mut self, uid: &str, keeps: impl Fn(&Claim) -> bool) {
         let all = self.reserved.of(uid).iter().map(|reservation| &reservation.claim);
-        let surplus: Vec<Claim> = all.filter(|claim| Some(*claim) != keep).cloned().collect();
+        let surplus: Vec<Claim> = all.filter(|claim| !keeps(claim)).cloned().collect();
         for claim in surplus {
             self.unreserve(uid, &claim);
         }

@@ -3,6 +3,7 @@
 use super::super::tests::{at, everybody, for_namespace, lb, named, owner, seen};
 use super::super::{ClaimResult, PoolSeen};
 use super::*;
+use crate::AnnouncedAddresses;
 use crate::reason::NoAddressReason;
 
 /// A pool of `10.0.0.10` and the `size - 1` addresses after it, on a VLAN of its own.
@@ -165,6 +166,31 @@ fn a_service_does_not_move_to_the_address_that_it_has() {
             let moves = LbFacts { published: claim.clone(), former: claim, ..facts(1, "w") };
             assert_eq!(given(&mut allocator, &moves), ip(moved), "deleted: {is_deleted}");
         }
+    }
+}
+
+/// lb1 names pool w, and pool v again before its Service is announced at the new address. The list
+/// of Services is incomplete at first.
+#[test]
+fn a_claim_whose_address_the_service_has_is_released_when_the_service_has_another() {
+    let mut allocator = allocator(&[on_vlan("v", 1, 3), seen("w", "10.0.1", 3)]);
+    assert_eq!(given(&mut allocator, &vm(1, "v")), ip(10));
+    let published = Some(at("v", "10.0.0.10"));
+    let moves = LbFacts { published: published.clone(), ..vm(1, "w") };
+    assert_eq!(given(&mut allocator, &moves), "10.0.1.10");
+    let announced = |ips: &[&str]| {
+        AnnouncedAddresses::Known(ips.iter().map(|ip| ip.parse().unwrap()).collect())
+    };
+    let all = [at("v", "10.0.0.10"), at("w", "10.0.1.10")];
+    for (service, left) in [
+        (AnnouncedAddresses::Unknown, 2),
+        (announced(&["10.0.1.10"]), 2),
+        (announced(&["10.0.0.10", "10.0.1.10"]), 2),
+        (announced(&["10.0.0.10"]), 1),
+    ] {
+        let back = LbFacts { published: published.clone(), service, ..vm(1, "v") };
+        assert_eq!(given(&mut allocator, &back), ip(10));
+        assert_eq!(allocator.claims_of("u1"), &all[..left], "{:?}", back.service);
     }
 }
 
