@@ -11,5 +11,6 @@ pub mod health_endpoints;
 pub mod listener;
 pub mod operator_health;
 pub mod registration;
+mod request_body;
 pub mod tls;
 pub mod webhook;

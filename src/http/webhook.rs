@@ -6,8 +6,9 @@
 //! * a small request never waits for another request, because each connection has memory for one
 //!   small request;
 //! * large reviews are read and answered one at a time, and so are large conversions. In both
-//!   queues, sources take turns. So the total memory of large requests is bounded, and two callers
-//!   with large bodies delay only each other;
+//!   queues, sources take turns, and a turn begins only when more than a small request has arrived.
+//!   So the total memory of large requests is bounded, and two callers with large bodies delay only
+//!   each other;
 //! * a panic affects one request only, which is answered with 500.
 
 use std::panic::AssertUnwindSafe;
@@ -15,13 +16,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody as _};
+use axum::body::{Body, Bytes};
 use axum::extract::{Extension, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures::FutureExt;
-use http_body_util::BodyExt;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
@@ -29,6 +29,7 @@ use super::admission::{AdmissionStage, RuleSources};
 use super::admission_review::{self, ReviewOutcome};
 use super::conversion;
 use super::listener::Caller;
+use super::request_body::{BodyLimits, CompleteBody, RequestRefusal, read};
 use crate::domain::limits::connections::ConnectionSource;
 use crate::metrics::Metrics;
 use crate::turns::{CallerTurn, Turns};
@@ -47,20 +48,17 @@ pub const CONNECTIONS: usize = 768;
 const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 /// Deadline for the answer to a conversion. The API server waits 30 s for it.
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
-/// Time limit for the arrival of a review's body. For a large body, the time counts from the start
-/// of the request's turn in the queue. A slow sender of a large body can delay the next sender by
-/// this time at most.
-const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
-/// Time limit for the arrival of a conversion's body, counted in the way of [`REVIEW_ARRIVES`].
-const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
-/// Largest review in bytes. A review may contain two copies of an object, the new one and the
-/// stored one. The API server limits each copy to 3 MiB.
-const LARGEST_REVIEW: usize = 8 << 20;
-/// Largest conversion in bytes. The API server sends all objects of a list in one review.
-const LARGEST_CONVERSION: usize = 32 << 20;
-/// Largest body, in bytes, that counts as small. A larger body waits for its turn, and is processed
-/// on another thread. The main thread can renew the Lease during that time.
-const SMALL: usize = 32 << 10;
+/// Limits of a review. A review may contain two copies of an object, the new one and the stored
+/// one. The API server limits each copy to 3 MiB. The rest of a large body has one second, because
+/// two sources that send slowly can delay an API server by three turns, which must end before
+/// [`REVIEW_DEADLINE`]. Half a second would be too short on a machine that stalls, and on a slow
+/// network: 8 MiB take 0.7 s at 100 Mbit/s.
+const REVIEW_LIMITS: BodyLimits =
+    BodyLimits { most: 8 << 20, begins: Duration::from_secs(3), ends: Duration::from_secs(1) };
+/// Limits of a conversion. The API server sends all objects of a list in one review. The rest of a
+/// large body has the same time per byte as that of a review.
+const CONVERSION_LIMITS: BodyLimits =
+    BodyLimits { most: 32 << 20, begins: Duration::from_secs(8), ends: Duration::from_secs(4) };
 
 /// Webhooks, and the data from which they answer.
 pub struct Webhooks {
@@ -111,7 +109,7 @@ impl Webhooks {
                 "a client certificate is required\n".to_owned(),
             ));
         }
-        let sent = read(body, &self.reviews, caller, (LARGEST_REVIEW, REVIEW_ARRIVES)).await?;
+        let sent = read(body, &self.reviews, caller.source, REVIEW_LIMITS).await?;
         if sent.turn.is_none() {
             return self.answer_review(stage, &sent.bytes).await.map(Bytes::from);
         }
@@ -133,8 +131,7 @@ impl Webhooks {
     }
 
     async fn convert(self: Arc<Self>, caller: Caller, body: Body) -> Result<Bytes, RequestRefusal> {
-        let sent =
-            read(body, &self.conversions, caller, (LARGEST_CONVERSION, CONVERSION_ARRIVES)).await?;
+        let sent = read(body, &self.conversions, caller.source, CONVERSION_LIMITS).await?;
         let work = move |bytes: &[u8]| {
             let began = Instant::now();
             let answer = conversion::review(bytes).map_err(RequestRefusal::malformed)?;
@@ -153,54 +150,6 @@ impl Webhooks {
         metrics.requests.with_label_values(&[call, kind, verdict]).inc();
         metrics.seconds.with_label_values(&[call]).observe(began.elapsed().as_secs_f64());
     }
-}
-
-/// Complete body of a request. A large body holds its turn in the queue until its answer is sent.
-struct CompleteBody {
-    bytes: Vec<u8>,
-    turn: Option<CallerTurn<ConnectionSource>>,
-}
-
-/// Reads a body of at most `most` bytes, which must arrive within `patience`. A large body must
-/// declare its length, as the API server does. A declared length above `most` is refused before the
-/// body arrives. Memory for the declared length is allocated once.
-async fn read(
-    mut body: Body,
-    turns: &Turns<ConnectionSource>,
-    caller: Caller,
-    (most, patience): (usize, Duration),
-) -> Result<CompleteBody, RequestRefusal> {
-    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if declared > most {
-        return Err(RequestRefusal::too_large(most));
-    }
-    let mut turn = None;
-    if declared > SMALL {
-        turn = Some(turns.take(caller.source).await);
-    }
-    let mut bytes = Vec::with_capacity(declared);
-    let reading = read_until(&mut body, &mut bytes, declared.max(SMALL));
-    let is_whole = timeout(patience, reading)
-        .await
-        .map_err(|_| RequestRefusal::late("the body did not arrive in time"))??;
-    if is_whole { Ok(CompleteBody { bytes, turn }) } else { Err(RequestRefusal::without_length()) }
-}
-
-/// Reads the body into `bytes`, to the end of the body or until `bytes` has more than `most` bytes.
-/// Returns whether the end was reached.
-async fn read_until(
-    body: &mut Body,
-    bytes: &mut Vec<u8>,
-    most: usize,
-) -> Result<bool, RequestRefusal> {
-    while bytes.len() <= most {
-        let Some(frame) = body.frame().await else { return Ok(true) };
-        let frame =
-            frame.map_err(|e| RequestRefusal::malformed(format!("cannot read the body: {e}")))?;
-        let Ok(data) = frame.into_data() else { continue };
-        bytes.extend_from_slice(&data);
-    }
-    Ok(false)
 }
 
 /// Runs `work` on the large body `sent`, on another thread. The turn lasts until the work has ended
@@ -267,44 +216,6 @@ async fn within(
     let verdict = if refused.0.is_client_error() { "malformed" } else { "failed" };
     metrics.admission.requests.with_label_values(&[call, "", verdict]).inc();
     refused.into_response()
-}
-
-/// Refusal of a request by an HTTP status. The answer then contains no review. The fields are the
-/// status and the reason.
-struct RequestRefusal(StatusCode, String);
-
-impl RequestRefusal {
-    fn malformed(why: impl std::fmt::Display) -> Self {
-        Self(StatusCode::BAD_REQUEST, format!("{why}\n"))
-    }
-
-    fn too_large(most: usize) -> Self {
-        let text = format!("the body is larger than {most} bytes\n");
-        Self(StatusCode::PAYLOAD_TOO_LARGE, text)
-    }
-
-    fn without_length() -> Self {
-        let text = format!("a body of more than {SMALL} bytes needs a Content-Length\n");
-        Self(StatusCode::LENGTH_REQUIRED, text)
-    }
-
-    /// Refusal of a request that is late; `what` says what was late. A stall of this machine may be
-    /// the cause, so the API server should send the request again. The API server repeats a request
-    /// after 503 with `Retry-After` (`checkWait` in k8s.io/client-go/rest) until its own deadline,
-    /// but not after 408 or 504.
-    fn late(what: &str) -> Self {
-        Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
-    }
-}
-
-impl IntoResponse for RequestRefusal {
-    fn into_response(self) -> Response {
-        let mut response = (self.0, self.1).into_response();
-        if self.0 == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("0"));
-        }
-        response
-    }
 }
 
 type WebhookState = State<Arc<Webhooks>>;
