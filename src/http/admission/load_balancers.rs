@@ -1,8 +1,9 @@
 //! Facts for the rules of LoadBalancers.
 //!
 //! Facts come from the watches' views. Only a named pool that is not in the view yet is read from
-//! the API server. All LoadBalancers are scanned only in two cases: a guest reports a leased
-//! address, or a new or changed object names a pool.
+//! the API server. All LoadBalancers are scanned only in three cases: a guest reports a leased
+//! address, a new or changed object names a pool, or an object that has an address changes its
+//! network.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -58,6 +59,9 @@ async fn gather(
         known.removal = views.removal_of(&asks.lb);
         if let Some(pool) = &asks.pool {
             known.named = named(at, pool, &asks.lb).await?;
+        }
+        if let Some(pool) = &asks.claimed {
+            known.claimed = named(at, pool, &asks.lb).await?;
         }
         // An empty view may mean that no pool has been read yet, so the pools then count as
         // unknown.
@@ -118,8 +122,8 @@ fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<Stri
     pools.iter().any(|pool| is_gateway(&pool)).then(|| "a gateway".to_owned())
 }
 
-/// Reads the named pool from the view. If the view does not contain the pool, the pool may be new,
-/// so the pool is read from the API server.
+/// Reads the pool with this name from the view. If the view does not contain the pool, the pool may
+/// be new, so the pool is read from the API server.
 async fn named(at: &RuleSources, name: &str, lb: &LoadBalancer) -> Result<NamedPool, CallError> {
     let seen = at.views.pools().into_iter().find(|pool| pool.name == name);
     if let Some(pool) = seen {

@@ -75,6 +75,7 @@ const VM: &str = "{spec: {listeners: [{name: http, port: 80, backendPort: 8080}]
 const GUEST: &str = "{spec: {workloadType: cluster}}";
 const LEASED: &str = "{spec: {workloadType: cluster, ipam: dhcp}}";
 const LEASED_ON_VLAN: &str = "{annotations: {loadbalancer.harvesterhci.io/network: team/vlan7}, spec: {workloadType: cluster, ipam: dhcp}}";
+const ON_VLAN: &str = "{annotations: {loadbalancer.harvesterhci.io/network: team/vlan7}, spec: {workloadType: cluster}}";
 const FROM_NAMED: &str = "{spec: {workloadType: cluster, ipPool: named}}";
 /// Reasons of conditions.
 const HAS: &str = "Allocated";
@@ -179,6 +180,8 @@ pub(crate) const ROWS: &[Row] = &[
     create("no such pool", "{spec: {workloadType: cluster, ipPool: nowhere}}", &[Warn("spec.ipPool: IPPool \"nowhere\" does not exist yet; the LoadBalancer waits for it")], Accept, ("IPPoolNotFound", "")),
     create("a full pool", "{spec: {workloadType: cluster, ipPool: full}}", &[Warn("spec.ipPool: full has no available IP now")], Accept, ("NoAvailableIP", "")),
     create("a pool that is going", "{spec: {workloadType: cluster, ipPool: going}}", &[Warn("spec.ipPool: going allocates no addresses: it is being deleted")], Accept, ("IPPoolNotReady", "")),
+    update("to a network that its pool is not on", (ON_VLAN, HAS), Merge("{metadata: {annotations: {loadbalancer.harvesterhci.io/network: team/none}}}"), &[Refuse("metadata.annotations[loadbalancer.harvesterhci.io/network]", "annotation network is \"team/none\", but IPPool \"vlan\" is on network \"team/vlan7\"")], Accept, ("NetworkMismatch", "vlan")),
+    update("to a pool of another network", (ON_VLAN, HAS), Merge("{metadata: {annotations: {loadbalancer.harvesterhci.io/network: team/none}}, spec: {ipPool: named}}"), &[Silent], Accept, NOTHING),
     update("the holder of an address retains the pool", (FROM_NAMED, HAS), Merge("{spec: {description: x}}"), &[Silent, Has("/status/allocatedAddress/ipPool", "named")], Accept, (HAS, "named")),
     // Guest clusters.
     create("of a cluster that is being removed", "{labels: {cloudprovider.harvesterhci.io/cluster: gone}, spec: {workloadType: cluster}}", &[Refuse(REMOVED, "the vm team/gone-1 shows guest cluster gone is being removed")], Accept, ("GuestClusterRemoved", "")),

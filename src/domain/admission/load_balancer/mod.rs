@@ -36,6 +36,9 @@ pub struct FactRequests {
     /// Pool to look up: the pool that the object names, if the rules check this pool. `None`: no
     /// pool is looked up.
     pub pool: Option<String>,
+    /// Pool of the object's present address, to look up because the object's network changes.
+    /// `None`: no pool is looked up.
+    pub claimed: Option<String>,
     /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
     /// Address whose other uses must be looked up. The object newly publishes this address as
@@ -57,7 +60,7 @@ pub struct CandidatePool {
     pub mismatch: Option<NoAddressReason>,
 }
 
-/// The pool that `spec.ipPool` names.
+/// Pool that was looked up by its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NamedPool {
     /// The pool was not looked up.
@@ -81,6 +84,8 @@ pub struct LbRuleFacts {
     pub removal: Option<NoAddressReason>,
     /// Pool that the LoadBalancer names.
     pub named: NamedPool,
+    /// Pool of the LoadBalancer's present address, if the LoadBalancer's network changes.
+    pub claimed: NamedPool,
     /// Selectors of all pools. `None`: the selectors were not looked up, or not all pools are in
     /// the view yet.
     pub pools: Option<Vec<PoolSelector>>,
@@ -99,8 +104,10 @@ pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     let old = request.old.and_then(|old| read(request, old));
     let judged = !facts::is_leaving(&lb) && rules::are_due(&lb, old.as_ref());
     let named = facts::named_pool(&lb);
+    let moving = old.as_ref().filter(|old| judged && rules::changes_network(&lb, old));
     Some(FactRequests {
         pool: named.clone().filter(|_| judged && facts::wants_pool(&lb)),
+        claimed: moving.and_then(facts::published).map(|claim| claim.pool),
         pools: judged && facts::wants_pool(&lb) && named.is_none() && !facts::has_address(&lb),
         address: request.old.and_then(|old| status::new_lease(request.object?, old)),
         lb,

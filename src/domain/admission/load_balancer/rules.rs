@@ -6,17 +6,19 @@ use super::{AdmissionAnswer, CandidatePool, LbRuleFacts, NamedPool};
 use crate::dhcp_lease;
 use crate::load_balancer::bounds;
 use crate::load_balancer::facts::{self, Project};
+use crate::reason::NoAddressReason;
 use crate::vm_backends::health;
 use crate::vm_backends::listeners;
 use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
 
 /// Whether the rules apply to a request. They apply to a new object (`old` is `None`), and to a
-/// change of the spec, the guest cluster or the DHCP settings. Without such a change, an object
-/// that was stored before a rule existed stays valid.
+/// change of the spec, the guest cluster, the network or the DHCP settings. Without such a change,
+/// an object that was stored before a rule existed stays valid.
 pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
     old.is_none_or(|old| {
         old.spec != lb.spec
             || cluster(old) != cluster(lb)
+            || changes_network(lb, old)
             || leaser(old) != leaser(lb)
             || asks(old) != asks(lb)
     })
@@ -157,6 +159,10 @@ fn pool(
     known: &LbRuleFacts,
     answer: &mut AdmissionAnswer,
 ) {
+    if let Some(mismatch) = elsewhere(known) {
+        answer.refuse(format!("metadata.annotations[{ANNOTATION_NETWORK}]"), mismatch.message());
+        return;
+    }
     let requirement = facts::requirement(lb, &known.around);
     let Some(name) = facts::named_pool(lb) else {
         let served = |pools: &Vec<_>| {
@@ -210,6 +216,30 @@ fn pool(
             }
         }
     }
+}
+
+/// Reason why the changed network does not fit the pool of the present address. An address is also
+/// reserved on the LoadBalancer's network, so such a network would hold back addresses of another
+/// tenant's pool. `None`: the networks fit, the pool names no network, or the LoadBalancer moves to
+/// a pool of its new network.
+fn elsewhere(known: &LbRuleFacts) -> Option<&NoAddressReason> {
+    let NamedPool::There(CandidatePool { selector, mismatch, .. }) = &known.claimed else {
+        return None;
+    };
+    let moves = matches!(
+        &known.named,
+        NamedPool::There(CandidatePool { idle: None, full: false, mismatch: None, .. })
+    );
+    mismatch.as_ref().filter(|_| !selector.network().is_empty() && !moves)
+}
+
+/// Whether an annotation of the LoadBalancer names another network than before.
+pub(super) fn changes_network(lb: &LoadBalancer, old: &LoadBalancer) -> bool {
+    network(old) != network(lb)
+}
+
+fn network(lb: &LoadBalancer) -> String {
+    facts::requirement(lb, &facts::LbSurroundings::default()).network
 }
 
 fn leaser(lb: &LoadBalancer) -> Option<&String> {

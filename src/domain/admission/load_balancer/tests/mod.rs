@@ -334,6 +334,20 @@ fn only_what_a_rule_takes_is_looked_up() {
     assert_eq!(asked(None, &naming), (Some("p".into()), false, None));
     assert_eq!(asked(Some(&naming), &labelled(&naming)), (None, false, None));
     assert_eq!(asked(Some(&vm()), &labelled(&vm())), (None, false, None));
+    let on = |lb: &Value, network: &str| {
+        with(lb.clone(), "metadata/annotations", json!({NETWORK: network}))
+    };
+    let holding =
+        with(vm(), "status", json!({"allocatedAddress": {"ipPool": "p", "ip": "10.1.0.2"}}));
+    for (old, new, pool) in [
+        (on(&holding, "ns/a"), on(&holding, "ns/b"), Some("p")),
+        (holding.clone(), on(&holding, "ns/b"), Some("p")),
+        (on(&holding, "ns/a"), labelled(&on(&holding, "ns/a")), None),
+        (on(&vm(), "ns/a"), on(&vm(), "ns/b"), None),
+    ] {
+        let asks = asks(&request(Some(&old), &new)).unwrap();
+        assert_eq!(asks.claimed.as_deref(), pool, "{old} to {new}");
+    }
     let dhcp = with(guest(), "spec/ipam", json!("dhcp"));
     assert_eq!(asked(None, &dhcp), (None, false, None));
     let leasing = with(dhcp, "status", json!({"allocatedAddress": {"ip": "0.0.0.0"}}));

@@ -66,6 +66,53 @@ fn a_pool_that_is_named_must_admit_it() {
     assert_eq!(refusals(&update(&holding, &described, &elsewhere)), [""; 0], "it stays");
 }
 
+/// The address is reserved on the LoadBalancer's network too, where another tenant's pool may have
+/// it.
+#[test]
+fn the_network_of_one_that_has_an_address_stays_the_network_of_its_pool() {
+    let on = |network: &str, pool_network: &str| {
+        let selector: api::Selector =
+            serde_json::from_value(json!({"network": pool_network})).unwrap();
+        let mismatch = NoAddressReason::NetworkMismatch {
+            pool: "p".into(),
+            pool_network: pool_network.into(),
+            network: network.into(),
+        };
+        CandidatePool {
+            selector: PoolSelector::new(Some(&selector)),
+            mismatch: Some(mismatch).filter(|_| network != pool_network),
+            ..CandidatePool::default()
+        }
+    };
+    let holding = with(
+        with(vm(), "status", json!({"allocatedAddress": {"ipPool": "p", "ip": "10.1.0.2"}})),
+        "metadata/annotations",
+        json!({NETWORK: "ns/a"}),
+    );
+    let moved = with(holding.clone(), "metadata/annotations", json!({NETWORK: "ns/b"}));
+    let claimed = |pool| LbRuleFacts { claimed: NamedPool::There(pool), ..outside() };
+    let refusal = format!(
+        "metadata.annotations[{NETWORK}]: {}",
+        on("ns/b", "ns/a").mismatch.unwrap().message()
+    );
+    let elsewhere = claimed(on("ns/b", "ns/a"));
+    assert_eq!(refusals(&update(&holding, &moved, &elsewhere)), [refusal.clone()]);
+    for fits in [on("ns/b", "ns/b"), on("ns/b", "")] {
+        assert_eq!(refusals(&update(&holding, &moved, &claimed(fits))), [""; 0]);
+    }
+    // It moves to a pool of its new network, if that pool has an address for it.
+    let moved = with(moved, "spec/ipPool", json!("q"));
+    let of_all = CandidatePool { mismatch: None, ..pool(&json!([])) };
+    for (named, expected) in [
+        (NamedPool::There(of_all.clone()), vec![]),
+        (NamedPool::There(CandidatePool { full: true, ..of_all }), vec![refusal.clone()]),
+        (NamedPool::Missing, vec![refusal]),
+    ] {
+        let known = LbRuleFacts { named, ..elsewhere.clone() };
+        assert_eq!(refusals(&update(&holding, &moved, &known)), expected);
+    }
+}
+
 #[test]
 fn one_that_no_pool_admits_gets_a_warning() {
     let pools = |pools: &[CandidatePool]| LbRuleFacts {
