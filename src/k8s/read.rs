@@ -7,6 +7,7 @@ use futures::{StreamExt, future, stream};
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt};
+use tokio::sync::Semaphore;
 
 use super::CallError;
 use super::calls::ApiCalls as _;
@@ -16,21 +17,31 @@ use crate::domain::pools::conflict::PoolFacts;
 
 /// Maximum number of pools that are read at the same time.
 const READS: usize = 16;
+/// Maximum number of UIDs that a reader and its clones read at the same time. Any caller of
+/// admission can cause such reads.
+const UID_READS: usize = 16;
 
 /// Reader of objects. Each call has the deadline [`super::CALL_DEADLINE`].
 #[derive(Clone)]
-pub struct ApiReader(Client);
+pub struct ApiReader {
+    client: Client,
+    /// Permits for reads of UIDs. Clones share the permits.
+    uid_reads: Arc<Semaphore>,
+}
 
 impl ApiReader {
     /// Creates a reader that sends its calls through `client`.
     pub fn new(client: Client) -> Self {
-        Self(client)
+        Self { client, uid_reads: Arc::new(Semaphore::new(UID_READS)) }
     }
 
     /// UID of the LoadBalancer `namespace/name`, as the API server has it now. `None`: the
-    /// LoadBalancer does not exist.
+    /// LoadBalancer does not exist. The read may wait until other reads of UIDs have ended.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
-        let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(self.0.clone(), namespace);
+        // The semaphore is never closed, so this is always a permit.
+        let _permit = self.uid_reads.acquire().await;
+        let client = self.client.clone();
+        let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(client, namespace);
         let lb = Box::pin(api.call_get_if_served(name)).await?;
         Ok(lb.map(|lb| lb.uid().unwrap_or_default()))
     }
@@ -42,7 +53,7 @@ impl ApiReader {
         namespace: &str,
         name: &str,
     ) -> Result<Option<LoadBalancer>, CallError> {
-        let api = Api::<LoadBalancer>::namespaced(self.0.clone(), namespace);
+        let api = Api::<LoadBalancer>::namespaced(self.client.clone(), namespace);
         Box::pin(api.call_get_if_served(name)).await
     }
 
@@ -50,7 +61,7 @@ impl ApiReader {
     /// the facts of a pool from `views` if they are of the pool's present generation, and otherwise
     /// reads the pool. Omits a pool that cannot be read.
     pub async fn pools(&self, views: &Views) -> Result<Vec<Arc<PoolFacts>>, CallError> {
-        let api = Api::<PartialObjectMeta<IPPool>>::all(self.0.clone());
+        let api = Api::<PartialObjectMeta<IPPool>>::all(self.client.clone());
         let listed = Box::pin(api.call_list(&ListParams::default())).await?;
         let facts = listed.items.into_iter().map(async |pool| match views.pool_as_of(&pool) {
             Some(facts) => Some(facts),
@@ -61,7 +72,8 @@ impl ApiReader {
 
     /// Facts of the pool `name`, as the API server has it now. `None`: the pool does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
-        let pool = Box::pin(Api::<IPPool>::all(self.0.clone()).call_get_if_served(name)).await?;
+        let api = Api::<IPPool>::all(self.client.clone());
+        let pool = Box::pin(api.call_get_if_served(name)).await?;
         Ok(pool.map(|pool| PoolFacts::of(&pool.metadata, &pool.spec)))
     }
 }

@@ -82,8 +82,9 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
 
 /// Returns the claims in `holders` whose LoadBalancer exists. If the view has none of these
 /// LoadBalancers, up to `READS` of them are read from the API server, because they may be newer
-/// than the view. A claim whose LoadBalancer no longer exists blocks nothing: the ledger task
-/// releases it later.
+/// than the view. If they are not all read within `PATIENCE`, for example because many requests
+/// wait for such reads, none of them counts. A claim whose LoadBalancer no longer exists blocks
+/// nothing: the ledger task releases it later.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
     let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &ClaimHolder| {
