@@ -5,9 +5,9 @@
 //! to carry. `unset` names fields that were not set before the conversion, and that the conversion
 //! back would set.
 //!
-//! Any other text in the annotation is from another program. The conversion ignores that text and
-//! leaves it in place. If the conversion must write the annotation itself, it puts the other
-//! program's text into `kept`.
+//! Any other text in the annotation is from another program, and so is a text with more values than
+//! any object has. The conversion ignores that text and leaves it in place. If the conversion must
+//! write the annotation itself, it puts the other program's text into `kept`.
 //!
 //! All annotations of an object together may have 256 KiB. If one object exceeded this limit, the
 //! API server would refuse a whole list. Fields that do not fit are therefore left out and named in
@@ -26,6 +26,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::limits::json_size::{maps, most_values};
+
 /// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// Maximum number of fields of one section (spec or status) whose names are put into `cut`. Names
@@ -34,6 +36,12 @@ const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 const MOST_CUT: usize = 32;
 /// Maximum length of a field's name in `cut`, in characters.
 const LONGEST_CUT: usize = 128;
+/// Maximum number of values in a text that counts as carried fields. The conversion writes fewer:
+/// the largest object that the schema allows has fewer than 20,000 values.
+const MOST_VALUES: usize = 60_000;
+/// Maximum number of maps in a text that counts as carried fields. The conversion writes fewer: the
+/// largest object that the schema allows has fewer than 2,000 maps.
+const MOST_MAPS: usize = 5_000;
 
 /// Content of the annotation: fields that the version of the object lacks.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -94,9 +102,7 @@ impl CarriedFields {
     /// Parses the text of the annotation. `None`: no replica of the operator can have written the
     /// text.
     fn parse(text: &str) -> Option<Self> {
-        // A JSON list is refused, although serde would read it as a list of the fields' values. A
-        // text above the limit is refused, because no API server stores it.
-        if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT {
+        if values_to_parse(text) == 0 {
             return None;
         }
         serde_json::from_str(text).ok()
@@ -145,6 +151,17 @@ impl CarriedFields {
         }
         self.text().filter(|text| text.len() <= room)
     }
+}
+
+/// Upper bound of the number of values that the conversion parses from the text of an annotation.
+/// Zero: the text counts as another program's, and is not parsed.
+pub fn values_to_parse(text: &str) -> usize {
+    // A JSON list is not parsed, although serde would read it as a list of the fields' values. A
+    // text above the limit is not parsed, because no API server stores it.
+    if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT || maps(text) > MOST_MAPS {
+        return 0;
+    }
+    Some(most_values(text)).filter(|values| *values <= MOST_VALUES).unwrap_or_default()
 }
 
 /// Names of the spec's fields that `object` has lost, because they did not fit into the annotation.

@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::api::{ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS};
+use crate::domain::conversion::annotations::values_to_parse;
 use crate::domain::conversion::{Version, convert};
 use crate::domain::limits::json_size::{maps, most_values};
 
@@ -28,9 +29,13 @@ const KIND: &str = "ConversionReview";
 /// Maximum size of one object, in bytes. The API server accepts requests of up to 3 MiB, and etcd
 /// stores objects of up to 1.5 MiB.
 const LARGEST_OBJECT: usize = 3 << 20;
-/// Maximum number of values in one object. No valid object reaches the limit: the largest object
-/// that the schema allows has fewer than 20,000 values.
+/// Maximum number of values in one object, without its annotations. No valid object reaches the
+/// limit: the largest object that the schema allows has fewer than 20,000 values.
 const MOST_VALUES_OF_OBJECT: usize = 60_000;
+/// Maximum number of values in the annotations of one object. No stored object reaches the limit:
+/// the API server stores 256 KiB of annotations, which are fewer than 90,000 annotations even if
+/// their values are empty.
+const MOST_VALUES_OF_ANNOTATIONS: usize = 100_000;
 /// Maximum number of maps in one object. No valid object reaches the limit: the largest object that
 /// the schema allows has fewer than 2,000 maps.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
@@ -170,7 +175,7 @@ impl<'de> Visitor<'de> for EachOf<'_> {
 struct ReviewBudget {
     /// Number of values that may still be parsed in the review.
     review: usize,
-    /// Number of values that may still be parsed in the current object.
+    /// Number of values that may still be parsed in the current object, without its annotations.
     object: usize,
     /// Number of maps that may still be parsed in the current object.
     maps: usize,
@@ -184,22 +189,39 @@ impl ReviewBudget {
         self.object = self.object.checked_sub(values).ok_or_else(|| {
             format!("has more than {MOST_VALUES_OF_OBJECT} values: no LoadBalancer needs so many")
         })?;
+        self.spend_in_review(values)
+    }
+
+    /// Subtracts values that count only for the review. `Err`: the review has too many.
+    fn spend_in_review(&mut self, values: usize) -> Result<(), String> {
         self.review = self.review.checked_sub(values).ok_or_else(|| {
             format!("more than {MOST_VALUES} values in one review: list fewer objects at a time")
         })?;
         Ok(())
     }
 
-    fn spend_text(&mut self, text: &str) -> Result<(), String> {
-        self.spend(most_values(text))?;
-        self.maps = self.maps.checked_sub(maps(text)).ok_or_else(|| {
-            format!("has more than {MOST_MAPS_OF_OBJECT} maps: no LoadBalancer needs so many")
-        })?;
-        Ok(())
+    fn read(&mut self, text: &RawValue) -> Result<Value, String> {
+        self.spend(most_values(text.get()))?;
+        self.parse(text)
     }
 
-    fn read(&mut self, text: &RawValue) -> Result<Value, String> {
-        self.spend_text(text.get())?;
+    /// Parses annotations. A tenant writes them, so their limit exceeds what the API server stores.
+    fn read_annotations(&mut self, text: &RawValue) -> Result<Value, String> {
+        let values = most_values(text.get());
+        if values > MOST_VALUES_OF_ANNOTATIONS {
+            return Err(format!(
+                "has more than {MOST_VALUES_OF_ANNOTATIONS} values in its annotations: no API server stores so many"
+            ));
+        }
+        self.spend_in_review(values)?;
+        self.parse(text)
+    }
+
+    /// Parses a text whose values are subtracted already.
+    fn parse(&mut self, text: &RawValue) -> Result<Value, String> {
+        self.maps = self.maps.checked_sub(maps(text.get())).ok_or_else(|| {
+            format!("has more than {MOST_MAPS_OF_OBJECT} maps: no LoadBalancer needs so many")
+        })?;
         serde_json::from_str(text.get()).map_err(|error| error.to_string())
     }
 }
@@ -239,12 +261,13 @@ fn convert_one(
     };
     if let Some(metadata) = &mut metadata {
         rest.remove("metadata");
-        let annotations = metadata.remove("annotations").map(|text| budget.read(text));
+        let annotations = metadata.remove("annotations").map(|text| budget.read_annotations(text));
         let annotations = annotations.transpose()?;
-        // `convert` also parses the text in these annotations, so the values in the text count.
+        // `convert` also parses the text in these annotations, unless it is another program's. So
+        // the values in the text count for the review.
         for key in [ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS] {
             let text = annotations.as_ref().and_then(|annotations| annotations.get(key)?.as_str());
-            text.map_or(Ok(()), |text| budget.spend_text(text))?;
+            budget.spend_in_review(text.map_or(0, values_to_parse))?;
         }
         let annotations = annotations.map(|annotations| ("annotations".to_owned(), annotations));
         read.insert("metadata".to_owned(), Value::Object(annotations.into_iter().collect()));

@@ -77,15 +77,11 @@ fn refused(objects: &str) -> String {
 #[test]
 fn more_values_than_any_object_needs_are_not_read() {
     let numbers = format!("[{}0]", "0,".repeat(MOST_VALUES_OF_OBJECT));
-    let travels = json!({"spec": {"x": vec![0; MOST_VALUES_OF_OBJECT]}}).to_string();
-    let annotations = json!({ANNOTATION_V1ALPHA1_FIELDS: travels}).to_string();
     let fields: Vec<String> = (0..MOST_VALUES_OF_OBJECT).map(|n| format!(r#""{n:x}":0"#)).collect();
     let fields = fields.join(",");
     for hostile in [
         format!(r#""spec":{{"x":{numbers}}}"#),
         format!(r#""status":{numbers}"#),
-        format!(r#""metadata":{{"annotations":{{"x":{numbers}}}}}"#),
-        format!(r#""metadata":{{"annotations":{annotations}}}"#),
         format!(r#""metadata":{{{fields}}}"#),
         fields.clone(),
     ] {
@@ -95,6 +91,12 @@ fn more_values_than_any_object_needs_are_not_read() {
             "objects[0]: has more than 60000 values: no LoadBalancer needs so many"
         );
     }
+    let annotations = format!(r#"{{"x":[{}0]}}"#, "0,".repeat(MOST_VALUES_OF_ANNOTATIONS));
+    let object = format!(r#"{{"apiVersion":"{BETA}","metadata":{{"annotations":{annotations}}}}}"#);
+    assert_eq!(
+        refused(&format!("[{object}]")),
+        "objects[0]: has more than 100000 values in its annotations: no API server stores so many"
+    );
     let maps = format!("[{}{{}}]", "{},".repeat(MOST_MAPS_OF_OBJECT));
     let message = refused(&format!(r#"[{{"apiVersion":"{BETA}","spec":{maps}}}]"#));
     assert_eq!(message, "objects[0]: has more than 15000 maps: no LoadBalancer needs so many");
@@ -105,6 +107,28 @@ fn more_values_than_any_object_needs_are_not_read() {
     let converted = &converted["response"]["convertedObjects"][0];
     assert_eq!(converted["x"].as_array().unwrap().len(), MOST_VALUES_OF_OBJECT + 1);
     assert_eq!(converted["x"], converted["metadata"]["y"]);
+}
+
+/// The API server stores any text in 256 KiB of annotations. If one such object could not be
+/// converted, each list that contains the object would fail.
+#[test]
+fn no_annotations_that_are_stored_make_a_list_fail() {
+    let travels = json!({"spec": {"x": vec![0; MOST_VALUES_OF_OBJECT]}}).to_string();
+    let many: Map<String, Value> = (0..90_000).map(|n| (format!("{n:x}"), json!(""))).collect();
+    let mut all = vec![many];
+    for text in [travels, "{".repeat(15_001), "{".repeat(260_000), ",".repeat(60_001)] {
+        for key in [ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS] {
+            all.push(Map::from_iter([(key.to_owned(), json!(text))]));
+        }
+    }
+    for annotations in all {
+        let mut object = lb(BETA, "a");
+        object["metadata"]["annotations"] = Value::Object(annotations);
+        let answer = ask(ALPHA, &[lb(BETA, "b"), object.clone()]);
+        assert_eq!(answer["response"]["result"], json!({"status": "Success"}));
+        let converted = &answer["response"]["convertedObjects"][1];
+        assert!(converted["metadata"] == object["metadata"]);
+    }
 }
 
 #[test]

@@ -179,7 +179,21 @@ fn without_the_annotation_only_v1alpha1s_fields_are_there() {
 
 #[test]
 fn a_text_that_is_not_ours_stays_and_says_nothing() {
-    for text in ["", "?", "{", "[]", "null", "{\"spec\":5}", "{\"speck\":{}}", "{\"kept\":{}}"] {
+    // The conversion writes no text with so many values or maps.
+    let values = json!({"spec": {"x": vec![0; 60_000]}}).to_string();
+    let maps = json!({"spec": {"x": vec![json!({}); 5_000]}}).to_string();
+    for text in [
+        "",
+        "?",
+        "{",
+        "[]",
+        "null",
+        "{\"spec\":5}",
+        "{\"speck\":{}}",
+        "{\"kept\":{}}",
+        values.as_str(),
+        maps.as_str(),
+    ] {
         let mut sent = object(ALPHA, json!({"ipam": "pool"}), json!({}));
         sent["metadata"]["annotations"] = json!({ANNOTATION_V1BETA1_FIELDS: text, "a": "b"});
         let stored = to(&sent, BETA);
