@@ -222,12 +222,13 @@ fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), S
 }
 
 /// Address that a guest newly publishes as leased from a DHCP server. `None`: the guest publishes
-/// no new address, or its address does not come from a DHCP server.
+/// no new address, or its address does not come from a DHCP server. An IPv4 address in the form of
+/// an IPv6 address, such as `::ffff:10.0.0.7`, is returned as the IPv4 address that it means.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
     let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
     let published = address(new)
         .filter(|published| leased && is_guest(old) && address(old) != Some(published))?;
-    published.parse().ok()
+    published.parse::<IpAddr>().ok().map(|address| address.to_canonical())
 }
 
 fn address(object: &Value) -> Option<&str> {

@@ -191,7 +191,7 @@ impl Infrastructure {
 
     /// Whether the address is in `status.addresses` of a Node.
     pub fn is_node(&self, address: IpAddr) -> bool {
-        let objects = self.by_network.get(&IpNet::from(address));
+        let objects = self.by_network.get(&IpNet::from(address.to_canonical()));
         objects.is_some_and(|all| all.iter().any(|object| matches!(object, Reserved::Node(_))))
     }
 

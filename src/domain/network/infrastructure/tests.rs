@@ -97,6 +97,7 @@ fn nothing_is_left_of_objects_that_are_gone() {
 fn addresses_of_nodes_are_distinguished() {
     let all = cluster();
     assert!(all.is_node(ip("10.0.0.11")));
+    assert!(all.is_node(ip("::ffff:10.0.0.11")));
     assert!(!all.is_node(ip("10.0.0.10")));
     assert!(!all.is_node(ip("10.52.0.7")));
 }

@@ -354,6 +354,9 @@ fn only_what_a_rule_takes_is_looked_up() {
     let leased = with(leasing.clone(), "status/address", json!("10.9.0.7"));
     assert_eq!(asked(Some(&leasing), &leased), (None, false, "10.9.0.7".parse().ok()));
     assert_eq!(asked(Some(&leased), &leased).2, None);
+    // Another form of the same address.
+    let mapped = with(leasing.clone(), "status/address", json!("::ffff:10.9.0.7"));
+    assert_eq!(asked(Some(&leasing), &mapped).2, "10.9.0.7".parse().ok());
     assert_eq!(asks(&request(None, &lb(json!({"listeners": "x"})))), None);
 }
 
