@@ -37,6 +37,7 @@ async fn ask(
         name,
         user: "tenant",
         by_operator: false,
+        in_v1alpha1: false,
         object,
         old,
     };

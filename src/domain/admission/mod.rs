@@ -43,6 +43,9 @@ pub struct AdmissionRequest<'a> {
     /// this operator holds the Lease, the value is also `true` for a request of Harvester's Go
     /// controller.
     pub by_operator: bool,
+    /// Whether the client sent the request in v1alpha1. `object` and `old` are in v1beta1: the API
+    /// server has converted both. So both lack the fields that did not fit into v1alpha1.
+    pub in_v1alpha1: bool,
     /// The object as it would be stored. `None`: the request is a deletion.
     pub object: Option<&'a Value>,
     /// The object as it is stored. `None`: the request is a creation.

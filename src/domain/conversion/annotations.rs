@@ -30,6 +30,10 @@ use crate::limits::json_size::{maps, most_values};
 
 /// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
+/// Maximum size, in bytes, of the annotations other than the one that carries fields. Admission
+/// refuses larger annotations, because then not even the names of the left-out fields may fit. The
+/// names of all fields of a LoadBalancer have less than 1 KiB.
+pub const MOST_OF_OTHERS: usize = ANNOTATIONS_LIMIT - 4 * 1024;
 /// Maximum number of fields of one section (spec or status) whose names are put into `cut`. Names
 /// beyond this number are not needed, because admission refuses the object even if `cut` has only
 /// one name.
@@ -172,6 +176,17 @@ pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     if carry.is_only_cut() { carry.cut } else { Vec::new() }
 }
 
+/// Size, in bytes, of all annotations of the object except `annotation`, keys included.
+pub fn size_of_others(object: &Value, annotation: &str) -> usize {
+    let annotations = object["metadata"]["annotations"].as_object();
+    annotations.map_or(0, |annotations| size_without(annotations, annotation))
+}
+
+fn size_without(annotations: &Map<String, Value>, annotation: &str) -> usize {
+    let others = annotations.iter().filter(|(key, _)| *key != annotation);
+    others.map(|(key, value)| key.len() + value.as_str().map_or(0, str::len)).sum()
+}
+
 /// Removes the carried fields from the annotation `annotation` of the object, and returns them. If
 /// fields of the spec are lost, the annotation keeps their names. If none is lost, the annotation
 /// keeps the text of another program, if there is one.
@@ -219,11 +234,7 @@ pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: 
         *annotations = Value::Object(Map::new());
     }
     let Value::Object(annotations) = annotations else { return };
-    let others: usize = annotations
-        .iter()
-        .filter(|(key, _)| *key != annotation)
-        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
-        .sum();
+    let others = size_without(annotations, annotation);
     let room = ANNOTATIONS_LIMIT.saturating_sub(others + annotation.len());
     match carry.text_within(room) {
         Some(text) => drop(annotations.insert(annotation.to_owned(), Value::String(text))),

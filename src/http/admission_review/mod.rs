@@ -46,6 +46,8 @@ pub struct ParsedReview {
     namespace: String,
     name: String,
     user: String,
+    /// Whether the client sent the request in v1alpha1.
+    in_v1alpha1: bool,
     object: Option<Value>,
     old: Option<Value>,
     /// Field of the request that was not parsed, because it has too many values or maps. `None`:
@@ -70,6 +72,7 @@ struct RequestFields<'a> {
     #[serde(default)]
     uid: String,
     resource: ReviewedResource,
+    request_kind: Option<RequestedKind>,
     #[serde(default)]
     sub_resource: String,
     #[serde(default)]
@@ -90,6 +93,13 @@ struct ReviewedResource {
     version: String,
     #[serde(rename = "resource")]
     plural: String,
+}
+
+/// Kind and version of the object that the client sent, before its conversion.
+#[derive(Debug, Default, Deserialize)]
+struct RequestedKind {
+    #[serde(default)]
+    version: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -161,6 +171,7 @@ pub fn parse(bytes: &[u8]) -> Result<ParsedReview, String> {
         namespace: request.namespace,
         name: request.name,
         user: request.user_info.username,
+        in_v1alpha1: request.request_kind.is_some_and(|kind| kind.version == "v1alpha1"),
         object,
         old,
         too_large,
@@ -208,6 +219,7 @@ pub async fn apply_rules(
         name: &review.name,
         user: &review.user,
         by_operator: rules.is_leader(&review.user, me),
+        in_v1alpha1: review.in_v1alpha1,
         object: review.object.as_ref(),
         old: review.old.as_ref(),
     };

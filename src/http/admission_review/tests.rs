@@ -65,6 +65,21 @@ fn what_is_no_review_of_ours_is_refused_with_a_sentence() {
     assert!(parse(review.to_string().as_bytes()).unwrap_err().len() < 300);
 }
 
+/// The API server converts the object, and names the version that the client sent.
+#[test]
+fn the_version_that_the_client_sent_is_read() {
+    assert!(!parsed().in_v1alpha1);
+    for (kind, expected) in [
+        (json!(null), false),
+        (json!({"group": GROUP, "version": "v1beta1", "kind": "LoadBalancer"}), false),
+        (json!({"group": GROUP, "version": "v1alpha1", "kind": "LoadBalancer"}), true),
+    ] {
+        let mut review = asked();
+        review["request"]["requestKind"] = kind;
+        assert_eq!(parse(review.to_string().as_bytes()).unwrap().in_v1alpha1, expected);
+    }
+}
+
 #[test]
 fn refusals_are_whole_sentences_in_every_place() {
     let mut refused = AdmissionAnswer::default();

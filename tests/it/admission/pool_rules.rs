@@ -108,6 +108,7 @@ fn request<'a>(
         name,
         user,
         by_operator: false,
+        in_v1alpha1: false,
         object,
         old,
     }

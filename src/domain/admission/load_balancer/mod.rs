@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::{AdmissionAnswer, AdmissionRequest, Operation};
-use crate::conversion;
+use crate::conversion::annotations;
 use crate::load_balancer::facts::{self, LbSurroundings};
 use crate::pools::selection::PoolSelector;
 use crate::reason::NoAddressReason;
@@ -151,12 +151,7 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
         return answer;
     }
     status::check(object, request.old, known, &mut answer);
-    let lost = |object| conversion::annotations::lost(object, ANNOTATION_V1BETA1_FIELDS);
-    let newly_lost =
-        Some(lost(object)).filter(|fields| request.old.map(lost).as_ref() != Some(fields));
-    for field in newly_lost.into_iter().flatten() {
-        answer.refuse(field, "is too large for v1alpha1 and would be lost: write it in v1beta1");
-    }
+    check_losses(object, request, &mut answer);
     if request.old.is_some_and(|old| has_finalizer(old) && !has_finalizer(object)) {
         answer.warn(
             "metadata.finalizers: the address stays claimed until the LoadBalancer and its Service are gone",
@@ -169,6 +164,38 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
         rules::check(&lb, old.as_ref(), known, &mut answer);
     }
     finish(answer)
+}
+
+/// Refuses a write that loses fields of the spec in v1alpha1. Also refuses annotations that leave no
+/// room for the names of lost fields, because a loss without the names would not be noticed. In
+/// v1beta1, an object that was stored before stays valid. For a request in v1alpha1, the API server
+/// has converted the old object too. So the old object may have lost the same fields, and does not
+/// excuse the loss.
+fn check_losses(object: &Value, request: &AdmissionRequest<'_>, answer: &mut AdmissionAnswer) {
+    let lost = |object: &Value| annotations::lost(object, ANNOTATION_V1BETA1_FIELDS);
+    let (mut fields, old_fields) = (lost(object), request.old.map(lost).unwrap_or_default());
+    if request.in_v1alpha1 {
+        fields.extend(old_fields);
+        fields.sort_unstable();
+        fields.dedup();
+    } else if fields == old_fields {
+        fields.clear();
+    }
+    for field in fields {
+        answer.refuse(field, "is too large for v1alpha1 and would be lost: write it in v1beta1");
+    }
+    let others = |object: &Value| annotations::size_of_others(object, ANNOTATION_V1BETA1_FIELDS);
+    let (size, old_size) = (others(object), request.old.map_or(0, others));
+    let largest = size.max(old_size);
+    if largest > annotations::MOST_OF_OTHERS && (request.in_v1alpha1 || size > old_size) {
+        answer.refuse(
+            "metadata.annotations",
+            format!(
+                "have {largest} bytes, so v1alpha1 would lose fields of the spec: must have at most {} bytes, shorten them in v1beta1",
+                annotations::MOST_OF_OTHERS
+            ),
+        );
+    }
 }
 
 /// Parses the object, with the namespace of the request. `None`: the object does not fit its type,

@@ -19,6 +19,7 @@ pub(super) fn request<'a>(
         name: "pool",
         user: "admin",
         by_operator: false,
+        in_v1alpha1: false,
         object,
         old,
     }

@@ -249,8 +249,11 @@ fn what_travels_never_overrules_what_is_said() {
     assert_eq!(stored["status"], json!({"address": "10.0.0.1"}));
 }
 
-/// Refusals of admission for an update from `old` to `new`.
-fn asked(old: &Value, new: &Value) -> Vec<Refusal> {
+/// Refusals of admission for an update from the stored object `old` to `new`, in v1beta1. `version`:
+/// version of the client's request. If it is v1alpha1, the API server converts the stored object to
+/// v1alpha1 and back before it calls admission.
+fn asked(version: Version, old: &Value, new: &Value) -> Vec<Refusal> {
+    let old = &to(&to(old, version), BETA);
     let request = AdmissionRequest {
         operation: Operation::Update,
         subresource: "",
@@ -258,6 +261,7 @@ fn asked(old: &Value, new: &Value) -> Vec<Refusal> {
         name: "web",
         user: "tenant",
         by_operator: false,
+        in_v1alpha1: version == ALPHA,
         object: Some(new),
         old: Some(old),
     };
@@ -296,19 +300,43 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     let back = to(&shown, BETA);
     let lost = annotations::lost(&back, ANNOTATION_V1BETA1_FIELDS);
     assert_eq!(lost, ["spec.healthCheck"]);
-    let answer = asked(&stored, &back);
+    let answer = asked(ALPHA, &stored, &back);
     let refusal = answer.iter().find(|refusal| refusal.field == "spec.healthCheck");
     assert!(refusal.unwrap().message.contains("write it in v1beta1"), "{answer:?}");
+    // The client drops the annotation with the name of the lost field.
+    let mut dropped = back.clone();
+    dropped["metadata"].as_object_mut().unwrap().remove("annotations");
+    let answer = asked(ALPHA, &stored, &dropped);
+    assert!(answer.iter().any(|refusal| refusal.field == "spec.healthCheck"), "{answer:?}");
     // If an object that has lost a field was stored nevertheless, a client can still change it in
     // v1beta1.
     let mut labelled = back.clone();
     labelled["metadata"]["labels"] = json!({"a": "b"});
-    assert_eq!(asked(&back, &labelled), []);
+    assert_eq!(asked(BETA, &back, &labelled), []);
     assert_eq!(to(&to(&back, ALPHA), BETA)["spec"], back["spec"]);
 
     // The annotation has no room for any field, nor for a field's name.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 10)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);
-    to(&shown, BETA);
+    let back = to(&shown, BETA);
+    assert_eq!(annotations::lost(&back, ANNOTATION_V1BETA1_FIELDS), Vec::<String>::new());
+    assert_eq!(back["spec"].get("workloadType"), None);
+    let fields = |refusals: Vec<Refusal>| -> Vec<String> {
+        refusals.into_iter().map(|refusal| refusal.field).collect()
+    };
+    assert_eq!(fields(asked(ALPHA, &stored, &back)), ["metadata.annotations"]);
+    let mut shorter = back.clone();
+    shorter["metadata"]["annotations"] = json!({"big": "x"});
+    assert_eq!(fields(asked(ALPHA, &stored, &shorter)), ["metadata.annotations"]);
+    // A client can neither store such annotations nor extend them. It can shorten them in v1beta1.
+    let mut small = stored.clone();
+    small["metadata"]["annotations"] = json!({"big": "x"});
+    assert_eq!(fields(asked(BETA, &small, &stored)), ["metadata.annotations"]);
+    let mut longer = stored.clone();
+    longer["metadata"]["annotations"]["b"] = json!("c");
+    assert_eq!(fields(asked(BETA, &stored, &longer)), ["metadata.annotations"]);
+    assert_eq!(asked(BETA, &stored, &stored), []);
+    assert_eq!(asked(BETA, &stored, &small), []);
+    assert_eq!(asked(ALPHA, &small, &small), []);
 }

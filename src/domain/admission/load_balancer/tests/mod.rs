@@ -52,6 +52,7 @@ pub(super) fn request<'a>(old: Option<&'a Value>, object: &'a Value) -> Admissio
         name: "web",
         user: "tenant",
         by_operator: false,
+        in_v1alpha1: false,
         object: Some(object),
         old,
     }
