@@ -177,3 +177,30 @@ async fn old_clients_keep_what_they_do_not_know() -> Result<()> {
     new.get("vm").await?;
     Ok(())
 }
+
+/// The API server converts the stored object too, and names the version that the client sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_in_v1alpha1_that_would_lose_a_field_is_refused() -> Result<()> {
+    let (cluster, _operator) = served().await?;
+    let (old, new) = (lbs(&cluster, "v1alpha1"), lbs(&cluster, "v1beta1"));
+    // The annotations leave about 4.5 KiB, and the selector has about 5 KiB.
+    let values: Vec<String> = (0..16).map(|n| format!("{n:a>63}")).collect();
+    let part = "a".repeat(63);
+    let selector: Value =
+        (0..4).map(|n| (format!("{part}.{part}.{part}/{n}"), json!(values))).collect();
+    let listeners = json!([{"name": "a", "port": 80, "protocol": "TCP"}]);
+    let spec = json!({"backendServerSelector": selector, "listeners": listeners});
+    let mut stored = lb("v1beta1", "full", &spec);
+    stored["metadata"]["annotations"] = json!({"big": "x".repeat(251 * 1024 + 512)});
+    create(&new, stored).await?;
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let refused = merge(&old, "full", label.clone()).await.unwrap_err().to_string();
+    let expected = "spec.backendServerSelector: is too large for v1alpha1";
+    assert!(refused.contains(expected), "{refused}");
+    let labelled = merge(&new, "full", label).await?;
+    assert_eq!(labelled["spec"]["backendServerSelector"], selector);
+    let longer = json!({"metadata": {"annotations": {"more": "x".repeat(2 * 1024)}}});
+    let refused = merge(&new, "full", longer).await.unwrap_err().to_string();
+    assert!(refused.contains("metadata.annotations: have "), "{refused}");
+    Ok(())
+}

@@ -166,8 +166,8 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
     finish(answer)
 }
 
-/// Refuses a write that loses fields of the spec in v1alpha1. Also refuses annotations that leave no
-/// room for the names of lost fields, because a loss without the names would not be noticed. In
+/// Refuses a write that loses fields of the spec in v1alpha1. Also refuses annotations that leave
+/// no room for the names of lost fields, because a loss without the names would not be noticed. In
 /// v1beta1, an object that was stored before stays valid. For a request in v1alpha1, the API server
 /// has converted the old object too. So the old object may have lost the same fields, and does not
 /// excuse the loss.

@@ -249,9 +249,9 @@ fn what_travels_never_overrules_what_is_said() {
     assert_eq!(stored["status"], json!({"address": "10.0.0.1"}));
 }
 
-/// Refusals of admission for an update from the stored object `old` to `new`, in v1beta1. `version`:
-/// version of the client's request. If it is v1alpha1, the API server converts the stored object to
-/// v1alpha1 and back before it calls admission.
+/// Refusals of admission for an update from the stored object `old` to `new`, both in v1beta1.
+/// `version`: version of the client's request. If it is v1alpha1, the API server converts the stored
+/// object to v1alpha1 and back before it calls admission.
 fn asked(version: Version, old: &Value, new: &Value) -> Vec<Refusal> {
     let old = &to(&to(old, version), BETA);
     let request = AdmissionRequest {
