@@ -96,7 +96,7 @@ fn the_network_of_one_that_has_an_address_stays_the_network_of_its_pool() {
         on("ns/b", "ns/a").mismatch.unwrap().message()
     );
     let elsewhere = claimed(on("ns/b", "ns/a"));
-    assert_eq!(refusals(&update(&holding, &moved, &elsewhere)), [refusal.clone()]);
+    assert_eq!(refusals(&update(&holding, &moved, &elsewhere)), std::slice::from_ref(&refusal));
     for fits in [on("ns/b", "ns/b"), on("ns/b", "")] {
         assert_eq!(refusals(&update(&holding, &moved, &claimed(fits))), [""; 0]);
     }
