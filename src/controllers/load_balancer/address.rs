@@ -4,12 +4,13 @@
 //! Invariant: a decision to withdraw or move an address uses the object that the API server has
 //! now. A view is not enough.
 
-use super::{Allocation, LbContext, ObservedLb, ReconcileError, leasing};
+use super::{Allocation, LbContext, ObservedLb, ReconcileError, leasing, serve};
 use crate::controllers::ip_pool::LedgerError;
 use crate::domain::load_balancer::facts::{self, Project, wants_pool};
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason::NoAddressReason;
+use crate::domain::vm_backends::listeners;
 
 /// Allocates the LoadBalancer's address: by a claim in an IPPool's ledger, or by a DHCPLease. A
 /// LoadBalancer without an address gets none while its guest cluster is being removed.
@@ -23,7 +24,12 @@ pub(super) async fn allocate(
         return refuse(observed, removal, ctx).await.map(Allocation::Done);
     }
     if !wants_pool(lb) {
-        return Box::pin(leasing::allocate(lb, ctx)).await;
+        let allocation = Box::pin(leasing::allocate(lb, ctx)).await?;
+        let is_decided = matches!(allocation, Allocation::Done(_));
+        if is_decided && facts::published(lb).is_some() && !leave_pool(observed, ctx).await? {
+            return Ok(Allocation::Unobserved);
+        }
+        return Ok(allocation);
     }
     let around = views.around(lb);
     if around.project == Project::Unknown {
@@ -35,6 +41,25 @@ pub(super) async fn allocate(
         answer => answer?,
     };
     Ok(Allocation::Done(AddressOutcome::Pool(result)))
+}
+
+/// Releases the claim that the status of a LoadBalancer with `ipam: dhcp` publishes, because
+/// `spec.ipam` was `pool` before. Harvester's CRD does not refuse this change. The Service is
+/// deleted first, because it asks for the claimed address. Returns whether the claim is released.
+/// `false`: a finalizer delays the deletion of the Service.
+///
+/// The status publishes the claim until the claim is released. So a crash in between leaves no
+/// claim behind: the next leader calls this function again.
+async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, ReconcileError> {
+    let lb = &observed.lb;
+    if !observed.fresh {
+        return Err(ReconcileError::Outdated);
+    }
+    if listeners::is_vm(lb) && !Box::pin(serve::suspend(lb, ctx)).await? {
+        return Ok(false);
+    }
+    ctx.ledger.release(facts::owner(lb)).await?;
+    Ok(true)
 }
 
 /// Gives no address to a LoadBalancer without an address, because its guest cluster is being

@@ -262,9 +262,10 @@ fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
 }
 
 /// Whether the announcer leases the LoadBalancer's address. Then the published address is
-/// `0.0.0.0`.
+/// `0.0.0.0`. `false` for a LoadBalancer that still publishes an address of a pool, because
+/// `spec.ipam` was changed to `dhcp`.
 fn is_guests(lb: &LoadBalancer) -> bool {
-    facts::has_address(lb) && facts::leased(lb).is_none()
+    facts::has_address(lb) && facts::leased(lb).is_none() && facts::published(lb).is_none()
 }
 
 /// Whether a LoadBalancer without an address requests a client identity that its record does not

@@ -14,8 +14,9 @@ use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 /// Next action on a record: keep it, or release its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetentionStep {
-    /// Do nothing in three cases: the LoadBalancer uses the record, the LoadBalancer is being
-    /// deleted, or the record is being deleted and waits for its agent.
+    /// Do nothing in four cases: the LoadBalancer uses the record, the LoadBalancer still publishes
+    /// the record's address, the LoadBalancer is being deleted, or the record is being deleted and
+    /// waits for its agent.
     Nothing,
     /// Decide again after this time has passed.
     Later(Duration),
@@ -54,6 +55,8 @@ pub fn retention_step(
         // The LoadBalancer is being deleted. Its Service and its finalizer are removed first.
         Some(lb) if facts::is_leaving(lb) => return RetentionStep::Nothing,
         Some(lb) if wants(record, lb, network, now) => return RetentionStep::Nothing,
+        // `spec.ipam` was changed to `pool`. The Service leaves the address first.
+        Some(lb) if is_published(record, lb) => return RetentionStep::Nothing,
         // The LoadBalancer exists and does not use the record. So a LoadBalancer that is created
         // later will not use it either.
         Some(_) => return RetentionStep::Delete,
@@ -74,6 +77,14 @@ fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<Fix
     let (declared, fault, serving, service, early) = (true, None, true, None, false);
     let seen = LeasingFacts { lb, network, record, declared, fault, serving, service, early, now };
     !facts::wants_pool(lb) && !moved && !matches!(step(&seen), LeasingStep::Guest(_))
+}
+
+/// Whether the LoadBalancer's status publishes the address of this record, as a leased one.
+fn is_published(record: &DHCPLease, lb: &LoadBalancer) -> bool {
+    let leased = record.status.as_ref().and_then(|status| status.address.as_ref());
+    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
+    let published = allocated.and_then(|allocated| allocated.ip.as_ref());
+    leased.is_some() && leased == published && facts::published(lb).is_none()
 }
 
 fn later(at: DateTime<FixedOffset>, now: DateTime<FixedOffset>) -> RetentionStep {

@@ -345,6 +345,25 @@ fn a_load_balancer_that_does_without_leaves_its_record_at_once() {
     assert_eq!(elsewhere, RetentionStep::Nothing);
 }
 
+/// Harvester's CRD does not refuse a change of `spec.ipam`. Until the new address is published, the
+/// status has the former one.
+#[test]
+fn a_change_of_ipam_chooses_the_party_anew_and_keeps_a_published_lease() {
+    let mut from_pool = publishing(lb(), "10.7.0.9");
+    let allocated = from_pool.status.as_mut().and_then(|s| s.allocated_address.as_mut());
+    allocated.unwrap().ip_pool = Some("pool".into());
+    assert_eq!(said(&from_pool, None, true), LeasingStep::Create);
+    let record = leased(Some("10.7.0.9"));
+    for (mut lb, expected) in [
+        (publishing(lb(), "10.7.0.9"), RetentionStep::Nothing),
+        (publishing(lb(), "10.7.0.8"), RetentionStep::Delete),
+        (from_pool, RetentionStep::Delete),
+    ] {
+        lb.spec.ipam = None;
+        assert_eq!(kept(&record, Some(&lb), true), expected, "{lb:?}");
+    }
+}
+
 #[test]
 fn a_deleted_record_is_its_agents_or_over_by_the_clock() {
     let mut record = leased(Some("10.7.0.9"));

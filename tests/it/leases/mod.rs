@@ -7,6 +7,7 @@
 
 pub(crate) mod agents;
 mod crash;
+mod ipam;
 mod life;
 mod publishing;
 mod record;

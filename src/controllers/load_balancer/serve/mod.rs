@@ -216,10 +216,11 @@ pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool,
     Ok(true)
 }
 
-/// Deletes the Service of a LoadBalancer that has no address at present. Keeps the settings of
-/// users for the next Service, which is created when the LoadBalancer has an address again.
-async fn suspend(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
-    ServiceTarget::new(lb, ctx).remove_service(KeptSettings::Kept).await.map(drop)
+/// Deletes the Service of a LoadBalancer that has no address at present, or loses its address.
+/// Keeps the settings of users for the next Service, which is created when the LoadBalancer has an
+/// address again. Returns whether the Service is gone. `false`: a finalizer delays the deletion.
+pub(super) async fn suspend(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
+    ServiceTarget::new(lb, ctx).remove_service(KeptSettings::Kept).await
 }
 
 fn into_error(obstacle: WriteObstacle) -> ReconcileError {

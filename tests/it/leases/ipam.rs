@@ -1,0 +1,64 @@
+//! Changes of `spec.ipam`, which Harvester's CRD does not refuse. Admission is off here.
+
+use anyhow::Result;
+use harvester_guest_operator::api::ANNOTATION_NETWORK;
+use k8s_openapi::api::core::v1::Service;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+use testbed::eventually;
+
+use super::{Agent, NETWORK};
+use crate::support::{Cluster, SOON, lb};
+use crate::vms::input::as_harvester_ships_it;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_ipam_leaves_no_claim_and_no_record_behind() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    as_harvester_ships_it(&cluster).await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let _operator = cluster.operator().await?;
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
+    let asks = async |ip: &str| {
+        eventually(SOON, &format!("a Service that asks for {ip}"), async || {
+            let service = services.get_opt("vm").await?;
+            let asked = service.and_then(|s| s.spec).and_then(|spec| spec.load_balancer_ip);
+            anyhow::Ok(asked.as_deref() == Some(ip))
+        })
+        .await
+    };
+    let change = async |name: &str, ipam: &str| {
+        cluster.patch_lb(name, json!({"spec": {"ipam": ipam}})).await
+    };
+    let mut vm = lb("vm", &json!({"backendServerSelector": {"app": ["web"]}}))?;
+    vm.metadata.annotations = Some([(ANNOTATION_NETWORK.to_owned(), NETWORK.to_owned())].into());
+    cluster.lbs().create(&PostParams::default(), &vm).await?;
+    asks("10.1.0.2").await?;
+    cluster.lb("guest").await?;
+    cluster.publishes("guest", "10.1.0.3").await?;
+
+    // The host leases for the one, and the guest for the other.
+    for name in ["vm", "guest"] {
+        change(name, "dhcp").await?;
+    }
+    cluster.publishes("guest", "0.0.0.0").await?;
+    cluster.grant("vm", "10.7.0.20").await?;
+    cluster.publishes("vm", "10.7.0.20").await?;
+    asks("10.7.0.20").await?;
+    eventually(SOON, "end of the claims", async || {
+        cluster.allocated("pool").await.map(|claims| claims.is_empty())
+    })
+    .await?;
+    cluster.consistent().await?;
+
+    for name in ["vm", "guest"] {
+        change(name, "pool").await?;
+    }
+    asks("10.1.0.2").await?;
+    cluster.publishes("vm", "10.1.0.2").await?;
+    cluster.publishes("guest", "10.1.0.3").await?;
+    cluster.let_go("vm").await?;
+    cluster.record_gone("vm").await?;
+    cluster.consistent().await
+}
