@@ -187,7 +187,7 @@ impl PreviewTarget<'_> {
         report.selector_hint = listeners::selector_hint(&lb.spec);
         report.health_fault = check.err().map(|fault| fault.to_string());
         report.misfit = self.own().and_then(|own| service::misfit(own, &backends.endpoints));
-        report.default_interface = wanted.on_default_interface(self.own());
+        report.misplacement = wanted.misplacement(self.own());
         let unchecked = is_checked && backends.unhealthy > 0;
         report.backends = Some(backends);
         (report, changes, unchecked)

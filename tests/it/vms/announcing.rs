@@ -218,6 +218,11 @@ async fn a_vlan_is_announced_on_its_link_where_each_control_plane_node_has_one()
     says("late", "announced at 10.100.0.3").await?;
     cluster.services().delete("early", &DeleteParams::default()).await?;
     cluster.service_when("early", "the link", hinted).await?;
+    // A node loses the link: the address stays on it, and the condition says so.
+    host_links(&cluster.client, 100, &[("node-1", true), ("node-2", false)]).await?;
+    says("late", "announced at 10.100.0.3, on mgmt-br.100: nodes node-2 have no working link")
+        .await?;
+    cluster.service_when("late", "the link", hinted).await?;
     cluster.consistent().await
 }
 

@@ -191,7 +191,7 @@ async fn announce(
     let own = at.own();
     let misfit = own.as_ref().and_then(|own| service_domain::misfit(own, &backends.endpoints));
     let backends = Some(backends);
-    let default_interface = wanted.on_default_interface(own.as_ref());
+    let misplacement = wanted.misplacement(own.as_ref());
     Ok(Some(ServingStatus {
         service,
         ingress,
@@ -199,7 +199,7 @@ async fn announce(
         selector_hint,
         health_fault,
         doubted: ctx.prober.why_doubted(&at.key),
-        default_interface,
+        misplacement,
         misfit,
         moving_from: None,
     }))

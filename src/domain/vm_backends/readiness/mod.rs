@@ -133,10 +133,10 @@ pub struct ServingStatus {
     /// Text about VMs that fail their health check and still are endpoints. Their failures are
     /// doubted, because most VMs failed at once. `None`: no failure is doubted.
     pub doubted: Option<String>,
-    /// Reason why the address is announced on the announcer's default interface. `None`: the
-    /// address is announced on the LoadBalancer's network, the LoadBalancer names no network, or a
-    /// user set the interface.
-    pub default_interface: Option<String>,
+    /// Interface on which the address is announced, and the reason why this interface is not a
+    /// working link of the LoadBalancer's network. `None`: the address is announced on a working
+    /// link of the network, the LoadBalancer names no network, or a user set the interface.
+    pub misplacement: Option<String>,
     /// Setting of the Service that does not have its documented effect. `None`: there is no such
     /// setting.
     pub misfit: Option<SettingMisfit>,
@@ -156,7 +156,7 @@ impl ServingStatus {
             selector_hint: None,
             health_fault: None,
             doubted: None,
-            default_interface: None,
+            misplacement: None,
             misfit: None,
             moving_from: None,
         }
@@ -251,10 +251,8 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
     if let Some(SettingMisfit::SourceRanges(why)) = &report.misfit {
         return (ConditionStatus::True, reason::SOURCE_RANGES_BYPASSED, why.clone());
     }
-    let message = match &report.default_interface {
-        Some(why) => {
-            format!("announced at {announced}, on the announcer's default interface: {why}")
-        }
+    let message = match &report.misplacement {
+        Some(place) => format!("announced at {announced}, on {place}"),
         None => format!("announced at {announced}"),
     };
     (ConditionStatus::True, reason::ANNOUNCED, message)

@@ -110,12 +110,10 @@ fn a_hint_about_the_selector_is_reported_where_no_backend_runs() {
 #[test]
 fn a_setting_of_the_service_that_does_not_fit_is_reported() {
     let found = |found: Observed, list: &[VmBackend], misfit: SettingMisfit, last: Option<&str>| {
-        let default_interface = last.map(str::to_owned);
+        let misplacement = last.map(str::to_owned);
         let misfit = Some(misfit);
-        let (status, reason, message) = ready(
-            &ServingStatus { default_interface, misfit, ..report(found, list) },
-            "10.0.0.100",
-        );
+        let (status, reason, message) =
+            ready(&ServingStatus { misplacement, misfit, ..report(found, list) }, "10.0.0.100");
         assert!(reason::is_ours(reason));
         (status, reason, message)
     };

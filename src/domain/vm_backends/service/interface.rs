@@ -29,34 +29,45 @@ impl WantedService<'_> {
         (self.link == NetworkReach::Ready).then(|| attachment.interface())
     }
 
-    /// Reason why the address is announced on the announcer's default interface and not on the
-    /// LoadBalancer's network. `None`: no network is named, a user set the interface, or the
-    /// address is announced on the network.
-    pub fn on_default_interface(&self, stored: Option<&StoredService>) -> Option<String> {
+    /// Interface on which the address is announced, and the reason why this interface is not a
+    /// working link of the LoadBalancer's network. An announced address stays on its interface, even
+    /// if a node loses the link. `None`: no network is named, a user set the interface, or the
+    /// address is announced on a working link of the network.
+    pub fn misplacement(&self, stored: Option<&StoredService>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
-        let has = |key: &str| stored.is_some_and(|stored| stored.annotations.contains_key(key));
-        if has(ASKED_INTERFACE) && !has(ANNOTATION_NETWORK) {
+        let hint = |key: &str| stored.and_then(|stored| stored.annotations.get(key));
+        let asked = hint(ASKED_INTERFACE);
+        if asked.is_some() && hint(ANNOTATION_NETWORK).is_none() {
             return None;
         }
+        let place = asked.map_or("the announcer's default interface", String::as_str);
         let Some(attachment) = self.attachment else {
-            return Some(format!("nodes have no bridge for network {network}"));
+            // An interface that was the network's stays, while the network is unknown.
+            return asked
+                .is_none()
+                .then(|| format!("{place}: nodes have no bridge for network {network}"));
         };
         let NetworkAttachment { bridge, vlan } = attachment;
-        let of = format!("VLAN {vlan} of {bridge}, network {network}");
-        match &self.link {
-            NetworkReach::Ready if stored.is_none() || has(ASKED_INTERFACE) => None,
-            NetworkReach::Ready => Some(format!(
-                "it was announced before nodes had the link {}: delete the Service to announce it there",
-                attachment.interface()
-            )),
-            NetworkReach::NotConfigured => {
-                Some(format!("nodes have no link for {of}: a HostNetworkConfig creates one"))
+        let (interface, of) =
+            (attachment.interface(), format!("VLAN {vlan} of {bridge}, network {network}"));
+        let why = match (&self.link, asked) {
+            (NetworkReach::Ready, Some(asked)) if *asked == interface => return None,
+            (NetworkReach::Ready, None) if stored.is_none() => return None,
+            (NetworkReach::Ready, Some(_)) => format!(
+                "network {network} is on {interface} now: delete the Service to announce it there"
+            ),
+            (NetworkReach::Ready, None) => format!(
+                "it was announced before nodes had the link {interface}: delete the Service to announce it there"
+            ),
+            (NetworkReach::NotConfigured, _) => {
+                format!("nodes have no link for {of}: a HostNetworkConfig creates one")
             }
-            NetworkReach::Missing(nodes) => Some(format!(
+            (NetworkReach::Missing(nodes), _) => format!(
                 "nodes {} have no working link for {of}: see the HostNetworkConfig",
                 nodes.join(", ")
-            )),
-        }
+            ),
+        };
+        Some(format!("{place}: {why}"))
     }
 }
 

@@ -102,13 +102,14 @@ fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
 }
 
 #[test]
-fn the_default_interface_is_explained_where_nodes_have_no_link() {
+fn an_interface_that_is_no_working_link_of_the_network_is_explained() {
+    const DEFAULT: &str = "the announcer's default interface";
     let listeners = listeners();
     let plain = wanted("10.0.0.100", &listeners);
     let of = |vlan| NetworkAttachment { bridge: "prod-br".into(), vlan };
-    let (tagged, untagged) = (of(7), of(0));
+    let (tagged, moved, untagged) = (of(7), of(8), of(0));
     let said = |wanted: &WantedService<'_>, service: Option<&Value>| {
-        wanted.on_default_interface(service.map(read).as_ref()).unwrap_or_default()
+        wanted.misplacement(service.map(read).as_ref()).unwrap_or_default()
     };
     let without = on("apps/vlan7", &tagged, &plain);
     let with = WantedService { link: NetworkReach::Ready, ..without.clone() };
@@ -116,34 +117,37 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
         link: NetworkReach::Missing(vec!["n2".into(), "n3".into()]),
         ..without.clone()
     };
+    let elsewhere = WantedService { attachment: Some(&moved), ..with.clone() };
+    let unknown = WantedService { attachment: None, ..without.clone() };
     let flat = on("apps/flat", &untagged, &plain);
-    for (wanted, service, expected) in [
-        (&plain, None, ""),
-        (&flat, Some(&made(&flat)), ""),
-        (
-            &without,
-            None,
-            "nodes have no link for VLAN 7 of prod-br, network apps/vlan7: a HostNetworkConfig creates one",
-        ),
-        (
-            &missing,
-            None,
-            "nodes n2, n3 have no working link for VLAN 7 of prod-br, network apps/vlan7: see the HostNetworkConfig",
-        ),
-        (&with, None, ""),
-        (&with, Some(&made(&with)), ""),
-        (
-            &with,
-            Some(&made(&without)),
-            "it was announced before nodes had the link prod-br.7: delete the Service to announce it there",
-        ),
-        (
-            &WantedService { network: "apps/x", ..plain.clone() },
-            None,
-            "nodes have no bridge for network apps/x",
-        ),
+    let vlan = "VLAN 7 of prod-br, network apps/vlan7";
+    let none = format!("nodes have no link for {vlan}: a HostNetworkConfig creates one");
+    let some = format!("nodes n2, n3 have no working link for {vlan}: see the HostNetworkConfig");
+    let there = "delete the Service to announce it there";
+    let early = format!("it was announced before nodes had the link prod-br.7: {there}");
+    let late = format!("network apps/vlan7 is on prod-br.8 now: {there}");
+    let unreached = "nodes have no bridge for network apps/vlan7".to_owned();
+    for (wanted, service, place, why) in [
+        (&without, None, DEFAULT, &none),
+        (&missing, None, DEFAULT, &some),
+        (&with, Some(&made(&without)), DEFAULT, &early),
+        (&unknown, None, DEFAULT, &unreached),
+        // The Service was announced on the link, and stays there when nodes lose the link, or when
+        // the network moves to another VLAN.
+        (&missing, Some(&made(&with)), "prod-br.7", &some),
+        (&without, Some(&made(&with)), "prod-br.7", &none),
+        (&elsewhere, Some(&made(&with)), "prod-br.7", &late),
     ] {
-        assert_eq!(said(wanted, service), expected, "{wanted:?}");
+        assert_eq!(said(wanted, service), format!("{place}: {why}"), "{wanted:?}");
+    }
+    for (wanted, service) in [
+        (&plain, None),
+        (&flat, Some(&made(&flat))),
+        (&with, None),
+        (&with, Some(&made(&with))),
+        (&unknown, Some(&made(&with))),
+    ] {
+        assert_eq!(said(wanted, service), "", "{wanted:?}");
     }
     // A user set the interface, so there is nothing to explain.
     let mut by_hand = made(&plain);
