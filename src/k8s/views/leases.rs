@@ -177,12 +177,14 @@ impl Views {
         self.dhcp.of(lb, &self.around(lb))
     }
 
-    /// Networks on which at least one LoadBalancer has no address and waits for a lease.
+    /// Declared networks on which at least one LoadBalancer has no address and waits for a lease.
+    /// Other networks are left out: a tenant can name any number of them, and each network has
+    /// metrics and an alert of its own.
     pub fn leasing_networks(&self) -> HashSet<String> {
         let waits = |lb: &LoadBalancer| !facts::wants_pool(lb) && !facts::has_address(lb);
         let waiting = self.load_balancers.state_filter(waits);
         let networks = waiting.iter().map(|lb| self.leasing_network(lb));
-        networks.filter(|network| !network.is_empty()).collect()
+        networks.filter(|network| self.declares(network)).collect()
     }
 
     /// Enqueues every LoadBalancer that has a record (DHCPLease) for `network`, or waits for a

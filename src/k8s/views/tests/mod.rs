@@ -41,9 +41,11 @@ fn text(change: ChangeEvent) -> String {
 }
 
 impl LeaderViews {
-    /// Views in which each kind counts as listed.
+    /// Views in which each kind counts as listed, and networks of namespace `ns` may be declared.
     fn new() -> Self {
-        let (views, writers) = Views::new(dhcp_lease::DhcpNetworks::default());
+        let namespaces = ["ns".to_owned()].into();
+        let dhcp = dhcp_lease::DhcpNetworks { namespaces, ..dhcp_lease::DhcpNetworks::default() };
+        let (views, writers) = Views::new(dhcp);
         writers.listed.send_replace(u32::MAX);
         let reported: Arc<Mutex<Vec<String>>> = Arc::default();
         let heard = reported.clone();
@@ -248,6 +250,10 @@ fn an_agent_that_comes_or_goes_wakes_those_that_lease_on_its_network() {
     let dhcp = json!({"ipam": "dhcp"});
     leader.lb("ns/leased", &json!({ANNOTATION_NETWORK: "ns/lan"}), &dhcp);
     leader.lb("ns/elsewhere", &json!({ANNOTATION_NETWORK: "ns/wan"}), &dhcp);
+    leader.network(5, &json!({ANNOTATION_DHCP: "host"}));
+    leader.reports(&["networks", "ns/leased"]);
+    // A tenant can name any network, so only a declared one is watched.
+    assert_eq!(leader.views.leasing_networks(), ["ns/lan".to_owned()].into());
     let lease = |name: &str, holder: &str, renewed: &str| {
         let lease: Lease = read(json!({
             "metadata": {"name": name, "resourceVersion": renewed},
