@@ -196,7 +196,7 @@ pub enum NoLease {
         network: String,
     },
     /// Another LoadBalancer already has the requested DHCP client identity. The text names that
-    /// other LoadBalancer.
+    /// other LoadBalancer, if it is in the same namespace.
     IdentityTaken(String),
     /// An annotation of the LoadBalancer about DHCP is not valid. The text names the annotation and
     /// the fault.

@@ -369,11 +369,18 @@ pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
 }
 
 /// Reason why the record `new` is not created: a DHCP server would treat the clients of `new` and
-/// of the record `other` (`namespace/name`) as one client.
+/// of the record `other` (`namespace/name`) as one client. The text does not name a record of
+/// another namespace, because it may be another tenant's.
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
+    let namespace = other.split_once('/').map(|(namespace, _)| namespace);
+    let whose = if namespace == new.metadata.namespace.as_deref() {
+        format!("LoadBalancer {other}")
+    } else {
+        "another LoadBalancer".to_owned()
+    };
     NoLease::IdentityTaken(format!(
-        "LoadBalancer {other} leases its address on network {network} with the same hardware address {mac_address} or client identifier {client_id:?}: request another one by the annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}"
+        "{whose} leases its address on network {network} with the same hardware address {mac_address} or client identifier {client_id:?}: request another one by the annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}"
     ))
 }
 

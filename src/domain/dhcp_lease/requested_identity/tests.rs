@@ -1,7 +1,7 @@
 //! Requested identities. An annotation is followed as kube-vip follows it, or refused with an error
 //! that names the annotation.
 
-use super::super::{is_one_client, record};
+use super::super::{identity_taken, is_one_client, record};
 use super::*;
 use api::{DHCPLeaseSpec, DHCPLeaseStatus};
 
@@ -146,4 +146,18 @@ fn two_holders_with_one_address_or_identifier_are_one_client() {
     assert!(!is_one_client(&own, &of(&[])));
     let elsewhere = DHCPLeaseSpec { network: "default/vlan8".to_owned(), ..own.clone() };
     assert!(!is_one_client(&own, &elsewhere));
+}
+
+/// The message must not help a tenant to find LoadBalancers of another tenant.
+#[test]
+fn a_holder_in_another_namespace_is_not_named() {
+    let new = recorded(&[(KUBE_VIP_HWADDR, MAC)], ClientIdForm::Duid);
+    for (other, named) in [
+        ("default/other", "LoadBalancer default/other leases"),
+        ("theirs/other", "another LoadBalancer leases"),
+    ] {
+        let message = identity_taken(&new, other).message();
+        assert!(message.starts_with(named) && message.contains(MAC), "{message}");
+        assert!(!message.contains("theirs"), "{message}");
+    }
 }
