@@ -213,11 +213,10 @@ impl DeploymentReconciler<'_> {
     /// fault causes: no agent is made, or the agent retains its current options. `reported`: the
     /// faults that were reported before, by network.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
-        reported.retain(|name, why| {
-            networks
-                .iter()
-                .any(|network| network.name == *name && network.agent.fault() == Some(why))
-        });
+        // Found by name, because a tenant can write thousands of networks with a fault.
+        let faulty = networks.iter().filter_map(|of| Some((of.name.as_str(), of.agent.fault()?)));
+        let faults: HashMap<&str, &str> = faulty.collect();
+        reported.retain(|name, why| faults.get(name.as_str()) == Some(&why.as_str()));
         for network in networks {
             if let Some(why) = network.agent.fault()
                 && reported.insert(network.name.clone(), why.to_owned()).is_none()
