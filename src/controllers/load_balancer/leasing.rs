@@ -18,6 +18,7 @@ use kube::{Api, Resource, ResourceExt};
 
 use super::{Allocation, LbContext, ReconcileError};
 use crate::api::{DHCPLease, LoadBalancer};
+use crate::controllers::failed_reconciles::LONGEST_DELAY;
 use crate::domain::LeasedAddress;
 use crate::domain::dhcp_lease::{self, LeasingFacts, LeasingStep};
 use crate::domain::load_balancer::facts;
@@ -218,13 +219,13 @@ pub(super) fn again(
     match lease {
         Err(NoLease::TakingOver { .. }) => Some(dhcp_lease::TAKEOVER_AGAIN),
         Err(NoLease::IdentityTaken(_)) => Some(LOOKS_AGAIN),
+        // No event reports that the API server would accept the DHCPLease, for example because a
+        // ResourceQuota has room again.
+        Err(NoLease::Refused(_)) => Some(LONGEST_DELAY),
         // The end of these obstacles does not depend on the DHCPLease.
-        Err(
-            NoLease::NoAgent { .. }
-            | NoLease::NetworkFault { .. }
-            | NoLease::Annotation(_)
-            | NoLease::Refused(_),
-        ) => None,
+        Err(NoLease::NoAgent { .. } | NoLease::NetworkFault { .. } | NoLease::Annotation(_)) => {
+            None
+        }
         _ => is_unseen().then_some(UNSEEN_AGAIN),
     }
 }
@@ -298,11 +299,13 @@ mod tests {
         let pending = NoLease::Pending { network: network.clone(), said: None };
         let no_agent = NoLease::NoAgent { network, declared: true };
         let taken = NoLease::IdentityTaken("other".to_owned());
+        let refused = NoLease::Refused("exceeded quota".to_owned());
         for (lease, unseen, seen) in [
             (Ok(lease), Some(UNSEEN_AGAIN), None),
             (Err(pending), Some(UNSEEN_AGAIN), None),
             (Err(no_agent), None, None),
             (Err(taken), Some(LOOKS_AGAIN), Some(LOOKS_AGAIN)),
+            (Err(refused), Some(LONGEST_DELAY), Some(LONGEST_DELAY)),
         ] {
             let outcome = AddressOutcome::Host(lease);
             assert_eq!(again(&outcome, || true), unseen, "{outcome:?}");
