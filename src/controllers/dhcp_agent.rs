@@ -214,8 +214,10 @@ impl DeploymentReconciler<'_> {
     /// faults that were reported before, by network.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         // Found by name, because a tenant can write thousands of networks with a fault.
-        let faulty = networks.iter().filter_map(|of| Some((of.name.as_str(), of.agent.fault()?)));
-        let faults: HashMap<&str, &str> = faulty.collect();
+        let faults: HashMap<&str, &str> = networks
+            .iter()
+            .filter_map(|network| Some((network.name.as_str(), network.agent.fault()?)))
+            .collect();
         reported.retain(|name, why| faults.get(name.as_str()) == Some(&why.as_str()));
         for network in networks {
             if let Some(why) = network.agent.fault()
