@@ -84,7 +84,7 @@ pub(super) async fn serve(
     }
     let (mut report, changes, unchecked) = at.announce(lb, &outcome);
     let outcome = match status::moves_from(lb, &outcome) {
-        Some(old) if status::may_lead_to(lb, old.ip, at.own()) => {
+        Some(old) if status::may_lead_to(old.ip, at.own()) => {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
             status::keep_old_address(old)
         }

@@ -102,9 +102,7 @@ pub(super) async fn serve(
     };
     let outcome = match status::moves_from(lb, &outcome) {
         // The old address is not released while it may be announced.
-        Some(old)
-            if status::may_lead_to(lb, old.ip, ServiceTarget::new(lb, ctx).own().as_ref()) =>
-        {
+        Some(old) if status::may_lead_to(old.ip, ServiceTarget::new(lb, ctx).own().as_ref()) => {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
             status::keep_old_address(old)
         }

@@ -184,12 +184,6 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
 }
 
-/// Whether `status.address` of the LoadBalancer is this address.
-pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
-    let published = lb.status.as_ref().and_then(|status| status.address.as_deref());
-    published.is_some_and(|published| published.parse() == Ok(address))
-}
-
 /// Whether `status.backendServers` of the LoadBalancer has this address. Only the operator writes
 /// this list: admission refuses the changes of other clients.
 pub fn lists_backend(lb: &LoadBalancer, address: IpAddr) -> bool {

@@ -16,16 +16,15 @@ pub fn moves_from(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<Claim> 
     facts::published(lb).filter(|old| old != claim)
 }
 
-/// Whether traffic to the address may still arrive at the LoadBalancer's own Service, `own`. `true`
-/// in these cases:
+/// Whether traffic to the former address of the LoadBalancer may still arrive at its own Service,
+/// `own`. `true` in these cases:
 /// * the Service is announced at the address;
 /// * the Service requests the address;
-/// * the Service is not announced at any address yet, and the status still publishes the address.
-pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredService>) -> bool {
-    own.is_some_and(|stored| {
-        let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);
-        moves || stored.asks_for(address)
-    })
+/// * the Service is not announced at any address yet. The announcer may not have seen the end of
+///   the former Service, even if that Service was not announced either: it may have replaced an
+///   announced one.
+pub fn may_lead_to(address: IpAddr, own: Option<&StoredService>) -> bool {
+    own.is_some_and(|stored| stored.ingress.is_empty() || stored.asks_for(address))
 }
 
 /// Outcome that keeps the address of the claim `old` published until the Service has moved to the

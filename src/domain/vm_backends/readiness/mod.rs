@@ -140,8 +140,8 @@ pub struct ServingStatus {
     /// Setting of the Service that does not have its documented effect. `None`: there is no such
     /// setting.
     pub misfit: Option<SettingMisfit>,
-    /// Address at which the LoadBalancer was last announced, while the Service asks for another
-    /// address that is not announced yet. `None` in all other cases.
+    /// Former address of the LoadBalancer, which the status still publishes, while the Service is
+    /// not announced at another address yet. `None` in all other cases.
     pub moving_from: Option<IpAddr>,
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::vm_backends::endpoint_slices;
 use crate::vm_backends::endpoints::{AddressFamily, VmBackend, VmEndpoint};
 use crate::vm_backends::readiness::ServiceState;
+use crate::vm_backends::service::StoredService;
 use api::EndpointCounts;
 
 fn backend(n: u8, serving: bool, terminating: bool) -> VmBackend {
@@ -261,19 +262,36 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let staying = reported(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
     assert_eq!(staying.status, lb.status, "mask and gateway too");
     // The Service of the new claim exists and is not announced yet. The status keeps the old
-    // address, which may still be announced, because a new leader must know this address.
+    // address, which may still be announced.
     let moving = ServingStatus {
         moving_from: Some([10, 0, 0, 5].into()),
         ..report(ours(&[]), &[backend(7, true, false)])
     };
     let moving = reported(&lb, &stays, &moving);
     assert_eq!(address(&moving), Some("10.0.0.5"));
-    assert!(facts::is_announced_at(&moving, [10, 0, 0, 5].into()));
-    assert!(!facts::is_announced_at(&moving, [10, 0, 0, 6].into()));
     let (_, reason, message) = condition(&moving);
     let expected = "the Service asks for another address than 10.0.0.5; nothing announces it yet";
     assert!(reason == "NotAnnounced" && message.starts_with(expected), "{reason}: {message}");
     let moved = reported(&moving, &new, &report(ours(&["10.1.0.6"]), &[]));
     assert_eq!(address(&moved), Some("10.1.0.6"));
     assert_eq!(moves_from(&moved, &new), None);
+}
+
+/// An announcer may still announce the old address for an earlier Service, whatever the status says.
+#[test]
+fn the_old_address_may_be_in_use_until_the_service_is_announced_at_another() {
+    let own = |asked: &str, ingress: &[&str]| StoredService {
+        load_balancer_ip: asked.to_owned(),
+        ingress: ingress.iter().map(|ip| (*ip).to_owned()).collect(),
+        ..StoredService::default()
+    };
+    for (own, expected) in [
+        (None, false),
+        (Some(own("10.0.0.5", &[])), true),
+        (Some(own("10.1.0.6", &[])), true),
+        (Some(own("10.1.0.6", &["10.0.0.5"])), true),
+        (Some(own("10.1.0.6", &["10.1.0.6"])), false),
+    ] {
+        assert_eq!(may_lead_to([10, 0, 0, 5].into(), own.as_ref()), expected, "{own:?}");
+    }
 }
