@@ -314,6 +314,8 @@ pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
 pub const SERVICE_CONFLICT: &str = "ServiceConflict";
 /// The API server refuses the Service or an EndpointSlice.
 pub const SERVICE_REFUSED: &str = "ServiceRefused";
+/// The Service must be created again, and the deletion of the present one is not complete.
+pub const SERVICE_DELETING: &str = "ServiceDeleting";
 /// The LoadBalancer's name or listeners are not valid for a Service.
 pub const INVALID_SPEC: &str = "InvalidSpec";
 /// The operator cannot list virtual machines, so it does not change the LoadBalancer's endpoints.
@@ -391,7 +393,7 @@ pub fn is_ours(reason: &str) -> bool {
         "InvalidAnnotation",
         "DHCPLeaseRefused",
     ];
-    const OF_VMS: [&str; 16] = [
+    const OF_VMS: [&str; 17] = [
         ANNOUNCED,
         LAST_KNOWN_ADDRESS,
         INVALID_HEALTH_CHECK,
@@ -406,6 +408,7 @@ pub fn is_ours(reason: &str) -> bool {
         BACKENDS_NOT_READY,
         SERVICE_CONFLICT,
         SERVICE_REFUSED,
+        SERVICE_DELETING,
         INVALID_SPEC,
         VMS_UNKNOWN,
     ];

@@ -139,8 +139,7 @@ impl PreviewTarget<'_> {
         outcome: &AddressOutcome,
     ) -> (ServingStatus, Vec<PlannedWrite>, bool) {
         let ingress = self.own().map(|own| own.ingress.clone()).unwrap_or_default();
-        let state = self.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
-        let mut report = ServingStatus::new(state, ingress);
+        let mut report = ServingStatus::new(ServiceState::Ours, ingress);
         if !self.views.endpoints_synced() {
             return (report, Vec::new(), false);
         }
@@ -209,8 +208,11 @@ impl PreviewTarget<'_> {
             ServicePlan::Foreign(whose) => {
                 (ServiceState::Foreign(service::conflict(self.key, &whose)), Vec::new())
             }
-            ServicePlan::Leaving => (ServiceState::Waiting, Vec::new()),
-            ServicePlan::Replace => (ServiceState::Waiting, change("deleted, and created again")),
+            ServicePlan::Leaving => {
+                let finalizer = self.stored.as_ref().and_then(|stored| stored.finalizer.clone());
+                (ServiceState::Waiting(finalizer), Vec::new())
+            }
+            ServicePlan::Replace => (ServiceState::Ours, change("deleted, and created again")),
         }
     }
 

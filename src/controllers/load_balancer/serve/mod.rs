@@ -112,7 +112,7 @@ pub(super) async fn serve(
 }
 
 /// Writes Service and EndpointSlices where they differ from the desired ones. If the VMs are not
-/// listed when [`super::VMS_WITHIN`] has passed, writes nothing, and returns the state of the
+/// listed when [`super::VMS_WITHIN`] has passed, writes nothing, and returns the addresses of the
 /// Service. `None`: the VMs were not listed yet, and that time has not passed.
 async fn announce(
     lb: &LoadBalancer,
@@ -127,8 +127,7 @@ async fn announce(
         // The list of Services may be incomplete too, and the address of a Service that the view
         // lacks must stay published.
         at.read_service_if_missing().await.map_err(into_error)?;
-        let state = at.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
-        return Ok(Some(ServingStatus::new(state, at.ingress())));
+        return Ok(Some(ServingStatus::new(ServiceState::Ours, at.ingress())));
     }
     let listeners = match listeners::name_fault(&at.name) {
         Some(fault) => Err(fault),

@@ -83,7 +83,7 @@ impl ServiceTarget<'_> {
                     return Ok(ServiceState::Held(left.to_std().unwrap_or_default()));
                 }
                 ServicePlan::Foreign(whose) => return Err(self.foreign_service(&whose)),
-                ServicePlan::Leaving => return Ok(ServiceState::Waiting),
+                ServicePlan::Leaving => return Ok(self.waiting()),
                 ServicePlan::Create(service) => self.create_service(service).await,
                 ServicePlan::Change(patch) => {
                     let _turn = self.ctx.writes.take(self.namespace.clone()).await;
@@ -100,8 +100,7 @@ impl ServiceTarget<'_> {
                     if self.delete_service(&stored, KeptSettings::Kept).await? {
                         continue;
                     }
-                    // The deletion event of the Service triggers the next reconcile.
-                    return Ok(ServiceState::Waiting);
+                    return Ok(self.waiting());
                 }
             };
             match answer {
@@ -111,6 +110,12 @@ impl ServiceTarget<'_> {
             }
         }
         Err(self.kept_changing("Service").into())
+    }
+
+    /// State of a Service whose deletion is not complete. The deletion event of the Service triggers
+    /// the next reconcile.
+    fn waiting(&self) -> ServiceState {
+        ServiceState::Waiting(self.stored().and_then(|stored| stored.finalizer))
     }
 
     /// Deletes the Service. Returns whether it is gone; `false`: a finalizer delays the deletion.

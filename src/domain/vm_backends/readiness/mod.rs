@@ -96,7 +96,7 @@ impl BackendCounts {
 /// State of a LoadBalancer's Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceState {
-    /// The Service is as it must be.
+    /// The Service is as it must be, or is not compared because VMs cannot be listed.
     Ours,
     /// The Service cannot be created, because of a fault in the spec or the name. The text
     /// describes the fault.
@@ -106,8 +106,9 @@ pub enum ServiceState {
     /// The API server refused the Service, for the reason in the text.
     Refused(String),
     /// The Service cannot be created yet, because an earlier Service of the same name must be
-    /// deleted first.
-    Waiting,
+    /// deleted first. The text is the finalizer that delays the deletion. `None`: no finalizer is
+    /// known.
+    Waiting(Option<String>),
     /// kube-vip must ignore the new Service for this length of time, until kube-proxy has rules for
     /// it.
     Held(Duration),
@@ -180,7 +181,10 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
         ServiceState::Faulty(fault) => return not(reason::INVALID_SPEC, fault),
         ServiceState::Foreign(whose) => return not(reason::SERVICE_CONFLICT, whose),
         ServiceState::Refused(why) => return not(reason::SERVICE_REFUSED, why),
-        ServiceState::Ours | ServiceState::Waiting | ServiceState::Held(_) => {}
+        ServiceState::Waiting(finalizer) => {
+            return not(reason::SERVICE_DELETING, &waiting(finalizer.as_deref()));
+        }
+        ServiceState::Ours | ServiceState::Held(_) => {}
     }
     let Some(backends) = &report.backends else {
         return not(
@@ -256,6 +260,17 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
         None => format!("announced at {announced}"),
     };
     (ConditionStatus::True, reason::ANNOUNCED, message)
+}
+
+/// Text about a Service that is being deleted. `finalizer`: see [`ServiceState::Waiting`].
+fn waiting(finalizer: Option<&str>) -> String {
+    let message = "the Service is being deleted, so that it can be created again";
+    match finalizer {
+        Some(finalizer) => format!(
+            "{message}, and its finalizer {finalizer} delays that: the program that set the finalizer must remove it, or remove it by hand"
+        ),
+        None => message.to_owned(),
+    }
 }
 
 /// Text with the first five of `names`, and the number of the others.

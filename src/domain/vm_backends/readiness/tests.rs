@@ -87,7 +87,7 @@ fn a_service_without_backends_gives_a_known_reason() {
         (&both, "BackendsUnhealthy", "running backend servers are not probed as healthy"),
         (&not_ready, "BackendsNotReady", "running backend servers are not ready"),
     ] {
-        for service in [ours(), silent(ServiceState::Ours), silent(ServiceState::Waiting)] {
+        for service in [ours(), silent(ServiceState::Ours)] {
             let (status, found, message) = ready(&report(service, list), "10.0.0.100");
             assert_eq!((status, found), (ConditionStatus::False, reason), "{list:?}");
             assert!(message.starts_with(beginning), "{message}");
@@ -171,12 +171,12 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
         (ours(), Some(none), true, no, "NoRunningBackends", "no running"),
         (waiting(), Some(one), true, no, "NotAnnounced", "the Service asks for 10.0.0.100;"),
         (
-            silent(ServiceState::Waiting),
-            Some(one),
+            (ServiceState::Waiting(None), vec!["10.0.0.100".into()]),
+            Some(none),
             true,
             no,
-            "NotAnnounced",
-            "the Service asks for 10.0.0.100;",
+            "ServiceDeleting",
+            "the Service is being deleted",
         ),
         (ours(), Some(mute), true, yes, "InvalidHealthCheck", "health is not checked: port"),
         (ours(), Some(mute), false, yes, "LastKnownAddress", "guest agents report no address"),
@@ -197,6 +197,15 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
 }
 
 #[test]
+fn the_finalizer_that_delays_the_end_of_a_service_is_named() {
+    let waits = silent(ServiceState::Waiting(Some("example.com/hold".to_owned())));
+    let (status, found, message) = ready(&report(waits, &[vm("a", true, false)]), "10.0.0.100");
+    assert_eq!((status, found), (ConditionStatus::False, "ServiceDeleting"));
+    assert!(message.contains("its finalizer example.com/hold delays that"), "{message}");
+    assert!(reason::is_ours(found));
+}
+
+#[test]
 fn a_long_list_of_silent_guests_is_cut_short() {
     for (count, expected) in [
         (1, "vm-0"),
@@ -214,7 +223,8 @@ fn a_long_list_of_silent_guests_is_cut_short() {
 #[test]
 fn the_published_address_is_the_first_that_is_announced() {
     let ingress = || vec!["10.0.0.100".to_owned(), "fd00::100".to_owned()];
-    for service in [ServiceState::Ours, ServiceState::Faulty(String::new()), ServiceState::Waiting]
+    for service in
+        [ServiceState::Ours, ServiceState::Faulty(String::new()), ServiceState::Waiting(None)]
     {
         assert_eq!(report((service, ingress()), &[]).announced(), Some("10.0.0.100"));
     }

@@ -80,6 +80,8 @@ pub struct StoredService {
     pub owners: Vec<OwnerRef>,
     /// Whether the Service is being deleted.
     pub deleting: bool,
+    /// First of `metadata.finalizers`, cut at 320 bytes. It delays a deletion.
+    pub finalizer: Option<String>,
     /// Whether the Service has the label that marks Services of load balancers.
     pub labelled: bool,
     /// Annotations that decisions use: annotations for kube-vip, annotations that kube-vip writes,

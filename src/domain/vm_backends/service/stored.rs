@@ -112,6 +112,12 @@ pub fn read_service(service: &Service) -> StoredService {
         version: service.metadata.resource_version.clone().unwrap_or_default(),
         owners,
         deleting: service.metadata.deletion_timestamp.is_some(),
+        finalizer: service
+            .metadata
+            .finalizers
+            .as_ref()
+            .and_then(|all| all.first())
+            .map(|finalizer| cut(finalizer.clone(), LONGEST_WORD)),
         labelled: label(&service.metadata, LABEL_SERVICE_LB, "true"),
         annotations: annotations(&service.metadata)
             .filter(|(key, _)| is_kept(key))

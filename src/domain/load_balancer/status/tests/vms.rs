@@ -129,7 +129,7 @@ fn the_address_follows_the_announcement() {
         (ours(&["10.0.0.5"]), Some("10.0.0.5")),
         // kube-vip has not moved to the requested address yet.
         (ours(&["10.0.0.4", "10.0.0.5"]), Some("10.0.0.4")),
-        ((ServiceState::Waiting, vec![]), None),
+        ((ServiceState::Waiting(None), vec![]), None),
         (ours(&["10.0.0.5"]), Some("10.0.0.5")),
         ((ServiceState::Foreign("whose".into()), vec![]), None),
         (ours(&["fd00::5"]), Some("fd00::5")),

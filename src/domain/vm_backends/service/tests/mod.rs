@@ -333,6 +333,15 @@ fn an_address_leads_here_while_it_is_announced_or_asked_for_however_it_is_spelle
 }
 
 #[test]
+fn the_finalizer_that_delays_the_end_of_a_service_is_read() {
+    let listeners = listeners();
+    let mut service = made(&wanted("10.0.0.100", &listeners));
+    assert_eq!(read(&service).finalizer, None);
+    service["metadata"]["finalizers"] = json!(["example.com/one", "example.com/two"]);
+    assert_eq!(read(&service).finalizer.as_deref(), Some("example.com/one"));
+}
+
+#[test]
 fn anothers_service_is_left_alone_and_it_is_said_whose_it_is() {
     let listeners = listeners();
     let wanted = wanted("10.0.0.100", &listeners);
