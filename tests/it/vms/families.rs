@@ -42,7 +42,16 @@ async fn endpoints_are_of_the_addresss_family() -> Result<()> {
     cluster.serves("web", "Announced").await?;
     cluster.is_reached_at("web", Some(&six)).await?;
 
+    // While another program's finalizer holds the old Service, its endpoints lead to the VMs.
+    let hold = json!({"metadata": {"finalizers": ["example.com/hold"]}});
+    cluster.edit::<Service>("web", hold).await?;
     cluster.patch_lb("web", json!({"spec": {"ipPool": "four"}})).await?;
+    let said = cluster.waits("web", "ServiceDeleting").await?;
+    ensure!(said.contains("example.com/hold"), "{said}");
+    ensure!(cluster.warned("web", "ServiceDeleting").await? == said, "the Event: {said}");
+    cluster.endpoints_are("web", &all).await?;
+    is_of(&cluster, "IPv6", &six).await?;
+    cluster.edit::<Service>("web", json!({"metadata": {"finalizers": null}})).await?;
     cluster.is_reached_at("web", Some("10.1.0.2")).await?;
     is_of(&cluster, "IPv4", "10.1.0.2").await?;
     let all = [("both", "10.52.0.7", "ready"), ("only", "10.52.0.8", "ready")];

@@ -4,6 +4,8 @@
 //!
 //! * Slices are written before the Service, because kube-vip 1.2 does not announce a Service
 //!   without endpoints.
+//! * A Service of another address family is deleted before its slices are replaced. Without them,
+//!   the announcing node itself would answer at its address.
 //! * No object of another owner is written. If the Service has another owner, no slice is written
 //!   either.
 //! * The LoadBalancer's own Service is deleted before its slices. The slices are deleted only when
@@ -156,6 +158,9 @@ async fn announce(
         at.read_service_if_missing().await?;
         match &listeners {
             Ok(listeners) => {
+                if !at.end_other_family(&wanted).await? {
+                    return Ok(at.waiting());
+                }
                 let ports = listeners::ports(listeners);
                 let written = at.write_slices(wanted.family(), &ports, &backends).await;
                 if matches!(written, Err(WriteObstacle::ForeignSlice(_))) && at.own().is_some() {

@@ -114,8 +114,25 @@ impl ServiceTarget<'_> {
 
     /// State of a Service whose deletion is not complete. The deletion event of the Service triggers
     /// the next reconcile.
-    fn waiting(&self) -> ServiceState {
+    pub(super) fn waiting(&self) -> ServiceState {
         ServiceState::Waiting(self.stored().and_then(|stored| stored.finalizer))
+    }
+
+    /// Deletes the Service if it has another address family than the wanted one. Returns whether no
+    /// such Service is left; `false`: a finalizer delays the deletion.
+    pub(super) async fn end_other_family(
+        &self,
+        wanted: &WantedService<'_>,
+    ) -> Result<bool, WriteObstacle> {
+        match self.own() {
+            Some(stored) if service::other_family(&stored, wanted) => {
+                if !stored.deleting {
+                    tracing::info!(lb = self.key, asks = wanted.asked(), "recreating the Service");
+                }
+                self.delete_service(&stored, KeptSettings::Kept).await
+            }
+            _ => Ok(true),
+        }
     }
 
     /// Deletes the Service. Returns whether it is gone; `false`: a finalizer delays the deletion.

@@ -259,12 +259,10 @@ pub fn plan(
     if stored.deleting {
         return ServicePlan::Leaving;
     }
-    let other_family =
-        stored.families.first().is_some_and(|family| family != wanted.family().name());
     let made_with = stored.annotations.get(MADE_WITH_POLICY);
     let other_policy = made_with.is_some_and(|made_with| made_with != stored.policy());
     let other_place = asks_for_another(stored, wanted) || is_elsewhere(stored, wanted);
-    if other_family || other_policy || other_place || loses_a_port(stored, wanted) {
+    if other_family(stored, wanted) || other_policy || other_place || loses_a_port(stored, wanted) {
         return ServicePlan::Replace;
     }
     if let Some(patch) = patch(stored, wanted) {
@@ -276,6 +274,11 @@ pub fn plan(
         Some(AnnouncementStep::Announce(patch)) => ServicePlan::Change(patch),
         None => ServicePlan::Keep,
     }
+}
+
+/// Whether the Service has another address family than the wanted one.
+pub fn other_family(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
+    stored.families.first().is_some_and(|family| family != wanted.family().name())
 }
 
 /// Whether the Service asks kube-vip for an address other than the wanted address. `false` for a
