@@ -73,6 +73,15 @@ impl LbFacts {
         }
     }
 
+    /// Address that the LoadBalancer must give up to get one of the pool `pool`: the published
+    /// address, from another pool. A Service moves by the announcement of its new address, so it
+    /// cannot move to the address that it has. `None`: there is no such address, or a guest
+    /// announces it.
+    pub fn moves_off(&self, pool: &str) -> Option<IpAddr> {
+        let published = self.published.as_ref().filter(|claim| !self.guest && claim.pool != pool);
+        published.map(|claim| claim.ip)
+    }
+
     /// Whether the LoadBalancer's Service may still be announced at the address of `claim`, which
     /// is not the claim `current` that the LoadBalancer has now.
     pub fn may_use(&self, claim: &Claim, current: &Claim) -> bool {

@@ -1,6 +1,8 @@
 //! Stable reasons of conditions and Events. Scripts match on reasons, so a reason that a release
 //! contains never changes its meaning.
 
+use std::net::IpAddr;
+
 use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK};
 
 /// Reason why a LoadBalancer has no address, or why it keeps an address that does not meet its
@@ -16,6 +18,15 @@ pub enum NoAddressReason {
     Full {
         /// Names of the full pools, in the order in which they were tried.
         pools: Vec<String>,
+    },
+    /// The pool that `spec.ipPool` names has no other address for the LoadBalancer than the one that
+    /// its Service has already, from another pool. A Service does not move to the address that it
+    /// has.
+    OwnAddress {
+        /// Name of the pool.
+        pool: String,
+        /// Address of the Service.
+        ip: IpAddr,
     },
     /// The ledger of a matching pool has no room for another claim, because the pool's object would
     /// become larger than the API server stores.
@@ -70,7 +81,7 @@ impl NoAddressReason {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NoMatch { .. } => "NoMatchedIPPool",
-            Self::Full { .. } => "NoAvailableIP",
+            Self::Full { .. } | Self::OwnAddress { .. } => "NoAvailableIP",
             Self::LedgerFull { .. } => "IPPoolLedgerFull",
             Self::NotFound { .. } | Self::PoolGone { .. } => "IPPoolNotFound",
             Self::Forbidden { .. } => "IPPoolForbidden",
@@ -85,7 +96,8 @@ impl NoAddressReason {
         match self {
             Self::NoMatch { .. } | Self::ClusterRemoved { .. } => false,
             Self::Full { pools } => pools.iter().any(|pool| pool == name),
-            Self::LedgerFull { pool }
+            Self::OwnAddress { pool, .. }
+            | Self::LedgerFull { pool }
             | Self::NotFound { pool }
             | Self::Forbidden { pool, .. }
             | Self::NetworkMismatch { pool, .. }
@@ -107,6 +119,9 @@ impl NoAddressReason {
                     pools.join(", ")
                 )
             }
+            Self::OwnAddress { pool, ip } => format!(
+                "no available IP in IPPool {pool}, except {ip}, which the LoadBalancer has already and cannot move to: free another address or add a range"
+            ),
             Self::LedgerFull { pool } => format!(
                 "no available IP in IPPool {pool}: its ledger has reached the largest size that the API server stores; add another pool"
             ),

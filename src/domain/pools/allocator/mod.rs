@@ -281,9 +281,23 @@ impl PoolAllocator {
             return Err(wait);
         }
         self.claim_from(named, facts).map_err(|refusal| match refusal {
-            NoAddress::Full => NoAddressReason::Full { pools: vec![named.clone()] },
+            NoAddress::Full => self.why_full(named, facts),
             NoAddress::LedgerFull => NoAddressReason::LedgerFull { pool: named.clone() },
         })
+    }
+
+    /// Reason why the pool `named` has no address for the LoadBalancer, whose Service may have an
+    /// address of this pool's ranges already, from another pool.
+    fn why_full(&self, named: &str, facts: &LbFacts) -> NoAddressReason {
+        let pool = named.to_owned();
+        let is_unclaimed = |ip: IpAddr| {
+            let ledger = self.pools.get(named).map(|pool| &pool.ledger);
+            ledger.is_some_and(|l| l.ranges().find(ip).is_some() && l.owner_of(ip).is_none())
+        };
+        match facts.moves_off(named).filter(|ip| is_unclaimed(*ip)) {
+            Some(ip) => NoAddressReason::OwnAddress { pool, ip },
+            None => NoAddressReason::Full { pools: vec![pool] },
+        }
     }
 
     /// Names of the pools that may serve a LoadBalancer that names no pool, best first.

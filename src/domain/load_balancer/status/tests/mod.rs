@@ -147,6 +147,11 @@ fn a_missing_address_gives_a_known_reason() {
             "no available IP in IPPool a, b",
         ),
         (
+            NoAddressReason::OwnAddress { pool: pool(), ip: [10, 0, 0, 5].into() },
+            "NoAvailableIP",
+            "no available IP in IPPool a, except 10.0.0.5",
+        ),
+        (
             NoAddressReason::LedgerFull { pool: pool() },
             "IPPoolLedgerFull",
             "no available IP in IPPool a",

@@ -386,11 +386,7 @@ impl PoolAllocator {
                 let pool = &r.claim.pool;
                 r.owner.uid != *uid && *pool != name && !self.pools.contains_key(pool)
             };
-            // A Service moves by the announcement of its new address, so it cannot move to the
-            // address that it has.
-            let mut published = facts.published.iter().filter(|_| !facts.guest);
-            let is_published = published.any(|claim| claim.ip == ip && claim.pool != name);
-            if is_published || segments.iter().any(taken_at) {
+            if facts.moves_off(name) == Some(ip) || segments.iter().any(taken_at) {
                 AddressFitness::Taken
             } else if self.reserved.at(ip).any(of_deleted_pool) {
                 AddressFitness::FormerOwner

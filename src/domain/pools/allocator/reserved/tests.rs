@@ -169,6 +169,26 @@ fn a_service_does_not_move_to_the_address_that_it_has() {
     }
 }
 
+/// The only address of pool w is the one that the Service has from pool v. Pool w shows it as free.
+#[test]
+fn a_pool_that_has_only_the_services_own_address_says_so() {
+    let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 1)]);
+    assert_eq!(given(&mut allocator, &vm(1, "v")), ip(10));
+    let moves = LbFacts { published: Some(at("v", "10.0.0.10")), ..vm(1, "w") };
+    let why = |allocator: &mut PoolAllocator| match allocator.claim(&moves) {
+        ClaimResult::Held { claim, instead, .. } if claim == at("v", "10.0.0.10") => instead,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(allocator.pools()["w"].ledger.available(), 1);
+    let own = NoAddressReason::OwnAddress { pool: "w".into(), ip: [10, 0, 0, 10].into() };
+    assert_eq!(why(&mut allocator), Some(own));
+    assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
+    assert_eq!(why(&mut allocator), Some(NoAddressReason::Full { pools: vec!["w".into()] }));
+    // Of two addresses, the other one is given as soon as it is free.
+    allocator.merge(&on_vlan("w", 2, 2), &everybody());
+    assert_eq!(given(&mut allocator, &moves), ip(11));
+}
+
 /// lb1 names pool w, and pool v again before its Service is announced at the new address. The list
 /// of Services is incomplete at first.
 #[test]
