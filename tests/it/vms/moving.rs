@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use testbed::kubevirt::Guest;
 use testbed::{Announcer, Announcing, Proxy, eventually};
 
-use super::{crash, vm};
+use super::{annotation, crash, vm};
 use crate::crash::{Last, cut_after};
 use crate::support::{Cluster, SOON, ready};
 
@@ -231,6 +231,49 @@ async fn a_move_survives_a_crash_after_each_write() -> Result<()> {
         }
     }
     unreachable!("the targets are endless")
+}
+
+/// The announcer is away, and another program's finalizer holds the Service that asks for the new
+/// address. Meanwhile the status loses its address.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_that_is_taken_back_and_made_again_frees_no_address_early() -> Result<()> {
+    let (cluster, announcer) = cluster().await?;
+    let _operator = cluster.operator().await?;
+    announced(&cluster).await?;
+    let named = |pool: &str| json!({"spec": {"ipPool": pool}});
+    announcer.away(true);
+    cluster.patch_lb("web", named("new")).await?;
+    let asks = |service: &Service| annotation(service, ASKED) == Some("10.2.0.2");
+    cluster.service_when("web", "the new address", asks).await?;
+    let hold = json!({"metadata": {"finalizers": ["example.com/hold"]}});
+    cluster.edit::<Service>("web", hold).await?;
+
+    // A claim is decided before the Service is deleted, and the condition comes after both.
+    cluster.patch_lb("web", named("old")).await?;
+    cluster.waits("web", "ServiceDeleting").await?;
+    for pool in ["old", "new"] {
+        assert_eq!(cluster.allocated(pool).await?.len(), 1, "claims of pool {pool}");
+    }
+    assert_eq!(cluster.reached_at("web").await?, None);
+
+    cluster.patch_lb("web", named("new")).await?;
+    cluster.edit::<Service>("web", json!({"metadata": {"finalizers": null}})).await?;
+    eventually(SOON, "a Service that asks for another address than the old one", async || {
+        let (_, reason, said) = ready(&cluster.lbs().get("web").await.map_err(|e| e.to_string())?);
+        let is_moving = said.starts_with("the Service asks for another address than 10.1.0.2;");
+        if is_moving { Ok(true) } else { Err(format!("{reason}: {said}")) }
+    })
+    .await?;
+    assert_eq!(cluster.address("web").await?, "10.1.0.2");
+    assert_eq!(cluster.allocated("old").await?.len(), 1);
+
+    announcer.away(false);
+    cluster.is_reached_at("web", Some("10.2.0.2")).await?;
+    eventually(SOON, "end of the old claim", async || {
+        cluster.allocated("old").await.map(|claims| claims.is_empty())
+    })
+    .await?;
+    cluster.consistent().await
 }
 
 /// Waits for another Service that is announced.
