@@ -14,8 +14,7 @@
 //! * no pool gives out an address in these cases:
 //!   * another pool holds the address on the same network ([`overlap`]);
 //!   * a LoadBalancer publishes the address on that network, and no ledger records it there
-//!     ([`reserved`]). If the pool of that LoadBalancer was deleted, this holds on every network,
-//!     and only a former owner of the address gets it on another one;
+//!     ([`reserved`]). If the pool of that LoadBalancer was deleted, this holds on every network;
 //!   * the cluster itself uses the address;
 //! * a name keeps its address across restores: a LoadBalancer that is created again under its name
 //!   gets the former address of the name, unless a LoadBalancer of another name has it. The former

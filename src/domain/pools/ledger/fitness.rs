@@ -9,9 +9,9 @@ pub enum AddressFitness {
     /// May be given only when no other address is left. The address is the expected address of
     /// another LoadBalancer.
     Expected,
-    /// May be given only to a LoadBalancer whose name had the address in this pool. The address is
-    /// reserved for another LoadBalancer, whose pool was deleted.
-    FormerOwner,
+    /// Must not be given anew. The address is reserved for another LoadBalancer, whose pool was
+    /// deleted. A LoadBalancer that publishes the address already keeps it.
+    Withheld,
     /// Must not be given: another LoadBalancer has the address on a network where this
     /// LoadBalancer's address would be announced, or the Service of this LoadBalancer has the
     /// address already, from another pool.

@@ -103,13 +103,8 @@ impl Ledger {
             return Err(NoAddress::LedgerFull);
         }
         let known = self.history.former_address(&owner.name);
-        let may_have = |ip: &IpAddr| match fitness(*ip) {
-            AddressFitness::Good => true,
-            AddressFitness::FormerOwner => known == Some(*ip),
-            AddressFitness::Expected | AddressFitness::Taken => false,
-        };
         let mut asked = [former, known].into_iter().flatten().filter(|ip| self.free.contains(*ip));
-        let ip = match asked.find(may_have) {
+        let ip = match asked.find(|ip| fitness(*ip) == AddressFitness::Good) {
             Some(ip) => ip,
             None => self.next_free(&fitness)?,
         };
@@ -136,7 +131,7 @@ impl Ledger {
                     break;
                 }
                 AddressFitness::Expected => expected = expected.or(Some(ip)),
-                AddressFitness::FormerOwner | AddressFitness::Taken => {}
+                AddressFitness::Withheld | AddressFitness::Taken => {}
             }
             aside.push(ip);
         }

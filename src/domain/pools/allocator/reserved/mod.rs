@@ -361,9 +361,9 @@ impl PoolAllocator {
     /// Returns a function that says whether a free address of `pool` may be given to the
     /// LoadBalancer. `pool` may have been removed from the allocator. The pool's own segment needs
     /// no check, because the pool's free addresses are not in use on that segment. While an address
-    /// of a deleted pool is reserved, only a former owner gets it, on any segment. The next leader
-    /// does not know the deleted pool's network, and withdraws the address if a ledger has it for
-    /// another owner.
+    /// of a deleted pool is reserved, no other LoadBalancer gets it, on any segment, not even a
+    /// former owner. The next leader does not know the deleted pool's network, and would withdraw
+    /// the address from its first owner, which still uses it.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,
@@ -389,7 +389,7 @@ impl PoolAllocator {
             if facts.moves_off(name) == Some(ip) || segments.iter().any(taken_at) {
                 AddressFitness::Taken
             } else if self.reserved.at(ip).any(of_deleted_pool) {
-                AddressFitness::FormerOwner
+                AddressFitness::Withheld
             } else if self.reserved.is_expected(name, ip, uid) {
                 AddressFitness::Expected
             } else {

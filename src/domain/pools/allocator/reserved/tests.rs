@@ -4,6 +4,7 @@ use super::super::tests::{at, everybody, for_namespace, lb, named, owner, seen};
 use super::super::{ClaimResult, PoolSeen};
 use super::*;
 use crate::AnnouncedAddresses;
+use crate::pools::status::pool_status;
 use crate::reason::NoAddressReason;
 
 /// A pool of `10.0.0.10` and the `size - 1` addresses after it, on a VLAN of its own.
@@ -119,7 +120,7 @@ fn deleted(allocator: &mut PoolAllocator, pool: &str, facts: LbFacts) -> LbFacts
 
 /// lb2 had the same address on another segment before the deletion.
 #[test]
-fn an_address_of_a_deleted_pool_goes_back_to_a_former_owner_on_another_segment_and_to_no_other() {
+fn an_address_of_a_deleted_pool_goes_to_no_other_on_any_segment() {
     for facts in [named(1, "v"), vm(1, "v")] {
         let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 2)]);
         assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
@@ -127,8 +128,9 @@ fn an_address_of_a_deleted_pool_goes_back_to_a_former_owner_on_another_segment_a
         allocator.release(&owner(2));
         assert_eq!(given(&mut allocator, &named(4, "w")), ip(11));
         let asks = LbFacts { former: Some(at("w", "10.0.0.10")), ..named(5, "w") };
-        assert_eq!(given(&mut allocator, &asks), "NoAvailableIP", "an annotation proves nothing");
-        assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
+        for new in [asks, named(2, "w")] {
+            assert_eq!(given(&mut allocator, &new), "NoAvailableIP", "{new:?}");
+        }
         allocator.merge(&on_vlan("same", 1, 3), &everybody());
         assert_eq!(given(&mut allocator, &named(3, "same")), ip(11));
         assert_eq!(allocator.shared(), 0);
@@ -141,7 +143,7 @@ fn an_address_of_a_deleted_pool_goes_back_to_a_former_owner_on_another_segment_a
 
 #[test]
 fn an_address_of_a_deleted_pool_moves_with_the_pools_network() {
-    for (w, again) in [(3, 10), (2, 11)] {
+    for (w, is_beside) in [(3, false), (2, true)] {
         let mut allocator = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 3)]);
         assert_eq!(given(&mut allocator, &named(2, "w")), ip(10));
         let published = deleted(&mut allocator, "v", named(1, "v"));
@@ -149,8 +151,28 @@ fn an_address_of_a_deleted_pool_moves_with_the_pools_network() {
         let vlan = |network: &str| if network == "ns/v" { 2 } else { w };
         allocator.relocate(|network| Segment::Vlan("br".into(), vlan(network)));
         allocator.observe(&published);
-        assert_eq!(given(&mut allocator, &named(2, "w")), ip(again));
+        assert_eq!(given(&mut allocator, &named(2, "w")), ip(11));
+        let held_back = allocator.pools()["w"].ledger.held_back();
+        assert_eq!(!held_back.is_empty(), is_beside, "VLAN {w}: {held_back:?}");
     }
+}
+
+/// lb2 had the same address on another segment before lb1, and is created again. If it got the
+/// address, the next leader would withdraw the address from lb1.
+#[test]
+fn a_former_owner_does_not_make_a_later_term_withdraw_an_address_of_a_deleted_pool() {
+    let mut first = allocator(&[on_vlan("v", 1, 3), on_vlan("w", 2, 3)]);
+    assert_eq!(given(&mut first, &named(2, "w")), ip(10));
+    first.release(&owner(2));
+    let published = deleted(&mut first, "v", named(1, "v"));
+    assert_eq!(given(&mut first, &named(2, "w")), ip(11));
+
+    let pool = &first.pools()["w"];
+    let status = pool_status(pool, &[], None, None, None, "2026-01-01T00:00:00Z");
+    let mut later = allocator(&[PoolSeen { status, ..on_vlan("w", 2, 3) }]);
+    later.adopt(&published);
+    assert_eq!(given(&mut later, &published), ip(10));
+    assert_eq!(later.shared(), 0);
 }
 
 #[test]

@@ -104,14 +104,11 @@ impl Cluster {
             let stands_back = stands_back && !self.before.iter().any(inherited);
             assert!(!stands_back, "{claim:?} of a pool that stands back was given to {uid}");
             let published_on = self.published_of_deleted_pool(claim.ip, uid);
-            let had = self.ever.contains(&(self::name(uid), claim.clone()));
             assert!(
-                had || published_on.is_none(),
+                self.had(uid, claim) || published_on.is_none(),
                 "{claim:?} was given to {uid}, and {published_on:?} of a deleted pool is published"
             );
         }
-        let names = taken_new.iter().map(|(uid, claim)| (self::name(uid), claim.clone()));
-        self.ever.extend(names);
         self.excused = shared;
         self.before = taken_new;
     }
@@ -219,16 +216,17 @@ impl Cluster {
     }
 
     /// Whether a LoadBalancer with another name has the claim's address on a segment where it would
-    /// be announced for the LoadBalancer of `facts`, as far as stored objects show.
+    /// be announced for the LoadBalancer of `facts`, or has the address from a deleted pool.
     fn is_in_use(&self, facts: &LbFacts, claim: &Claim) -> bool {
         let here = self.segments(facts, claim);
         let reserved = self.allocator.reserved.at(claim.ip);
         let reserved = reserved.map(|other| (other.owner.uid.clone(), other.claim.clone()));
         let mut all = self.in_use().into_iter().chain(reserved);
         all.any(|(uid, other)| {
+            let there = || self.segments(&self.facts_of(&uid), &other);
             name(&uid) != name(&facts.owner.uid)
                 && other.ip == claim.ip
-                && meet(here.as_ref(), self.shown_segments(&self.facts_of(&uid), &other).as_ref())
+                && (!self.pools.contains_key(&other.pool) || meet(here.as_ref(), there().as_ref()))
         })
     }
 

@@ -42,8 +42,6 @@ struct Cluster {
     networks: Vlans,
     /// Claims that were held or published before the present step, each with its owner's UID.
     before: BTreeSet<(String, Claim)>,
-    /// Claims that were held or published after any step, each with its LoadBalancer's name.
-    ever: BTreeSet<(String, Claim)>,
     /// Addresses that two LoadBalancers had before the present step, with the names of the two.
     excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
     /// Selectors of deleted pools. The addresses of a deleted pool are still announced on the
