@@ -273,3 +273,70 @@ impl Answering {
         Ok(response)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use axum::body::Bytes;
+    use axum::routing::get;
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+    use crate::http::listener::{AGE, Server, ServerShutdown};
+    use crate::metrics::Metrics;
+
+    /// Size, in bytes, of an answer that has no room in the buffers of two sockets.
+    const UNSENT: usize = 32 << 20;
+
+    /// Answer of the test server. The test sees when it is dropped.
+    struct WatchedAnswer(Arc<Vec<u8>>);
+
+    impl AsRef<[u8]> for WatchedAnswer {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    /// Sends a request to a server, and reads the first byte of the answer. Returns the connection
+    /// and the answer.
+    async fn asked() -> (TcpStream, Weak<Vec<u8>>) {
+        let (sender, mut answers) = unbounded_channel();
+        let answer = move || {
+            let text = Arc::new(vec![b'x'; UNSENT]);
+            let _ = sender.send(Arc::downgrade(&text));
+            async move { Bytes::from_owner(WatchedAnswer(text)) }
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Server {
+            port: "test",
+            tls: None,
+            app: Router::new().route("/", get(answer)),
+            connections: 10,
+            age: AGE,
+            ending: ServerShutdown::default(),
+            metrics: Metrics::new().unwrap(),
+        };
+        tokio::spawn(server.serve(listener));
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        stream.read_u8().await.unwrap();
+        (stream, answers.recv().await.unwrap())
+    }
+
+    /// A large answer holds the turn of its request. If hyper copied the answer, the turn would end
+    /// at once, and nothing would limit the number of copies.
+    #[tokio::test]
+    async fn an_answer_is_not_copied_and_is_dropped_when_it_is_sent() {
+        let (mut stream, answer) = asked().await;
+        assert!(answer.upgrade().is_some(), "dropped before it was sent");
+        let mut part = vec![0; 1 << 20];
+        let mut received = 0;
+        while answer.upgrade().is_some() {
+            received += stream.read(&mut part).await.unwrap();
+        }
+        assert!(received > UNSENT / 2, "{received} bytes");
+    }
+}

@@ -1,6 +1,6 @@
 //! Progress of the current request and answer on one connection.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -73,6 +73,9 @@ impl RequestProgress {
 
 /// Stream of a connection. It records in `progress` whether data was read, and whether part of an
 /// answer is not sent yet.
+///
+/// Invariant: it has the vectored writes of `io`. To a stream without them, hyper writes a copy of
+/// each answer, and keeps the memory of the copy until the connection ends.
 pub(super) struct RecordedStream<IO> {
     pub(super) io: IO,
     pub(super) progress: Arc<RequestProgress>,
@@ -101,6 +104,19 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for RecordedStream<IO> {
     ) -> Poll<io::Result<usize>> {
         self.progress.is_unsent.store(true, Ordering::Relaxed);
         Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.progress.is_unsent.store(true, Ordering::Relaxed);
+        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
