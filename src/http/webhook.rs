@@ -55,10 +55,9 @@ const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
 /// network: 8 MiB take 0.7 s at 100 Mbit/s.
 const REVIEW_LIMITS: BodyLimits =
     BodyLimits { most: 8 << 20, begins: Duration::from_secs(3), ends: Duration::from_secs(1) };
-/// Limits of a conversion. The API server sends all objects of a list in one review. The rest of a
-/// large body has the same time per byte as that of a review.
+/// Limits of a conversion. The API server sends one object in a review, which has at most 3 MiB.
 const CONVERSION_LIMITS: BodyLimits =
-    BodyLimits { most: 32 << 20, begins: Duration::from_secs(8), ends: Duration::from_secs(4) };
+    BodyLimits { begins: Duration::from_secs(8), ..REVIEW_LIMITS };
 
 /// Webhooks, and the data from which they answer.
 pub struct Webhooks {

@@ -2,8 +2,10 @@
 //! LoadBalancer in a review.
 //!
 //! Invariants:
-//! * One review may hold every object of a cluster. So objects are read, converted and written one
-//!   after the other, and are never all in memory as trees of values.
+//! * An API server sends one object in a review, because it decodes each object of a list by itself
+//!   (`DecodeListItem` in k8s.io/apiserver/pkg/storage/etcd3). But a review may hold many objects.
+//!   So objects are read, converted and written one after the other, and are never all in memory as
+//!   trees of values.
 //! * Only the parts of an object that differ between versions are parsed. The other parts pass as
 //!   text.
 //! * Any client may send a review. So the values of a review are counted before they are parsed. No
@@ -39,11 +41,13 @@ const MOST_VALUES_OF_ANNOTATIONS: usize = 100_000;
 /// Maximum number of maps in one object. No valid object reaches the limit: the largest object that
 /// the schema allows has fewer than 2,000 maps.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
-/// Maximum number of values in one review. About 15,000 objects, each with twenty listeners, have
-/// this number of values in all. Their conversion takes less than a second.
+/// Maximum number of values in one review. One object has fewer: 60,000, 100,000 in its
+/// annotations, and 60,000 in the text of each of two annotations. So a review of one object never
+/// reaches the limit. The conversion of so many values takes less than a second.
 const MOST_VALUES: usize = 1_500_000;
-/// Maximum size of an answer, in bytes. The answer and the request are in memory at the same time.
-const LARGEST_ANSWER: usize = 32 << 20;
+/// Maximum size of an answer, in bytes: twice the largest request. The answer and the request are
+/// in memory at the same time. An object grows by its carried fields, which have at most 256 KiB.
+const LARGEST_ANSWER: usize = 16 << 20;
 /// Maximum size of a review's UID, in bytes. A UID from the API server has 36 bytes.
 const LONGEST_UID: usize = 256;
 

@@ -59,15 +59,16 @@ pub(crate) fn hostile() -> Vec<(&'static str, &'static str, String, u16)> {
     let large_quotes = "\\\"".repeat(120_000);
     let growing = object(&format!(r#""spec":{{"workloadType":"{large_quotes}"}}"#));
     vec![
-        ("numbers", CONVERSION, conversion(&format!("[{}]", object(&format!(r#""spec":{{"x":{}}}"#, zeros(8_000_000))))), 200),
+        ("numbers", CONVERSION, conversion(&format!("[{}]", object(&format!(r#""spec":{{"x":{}}}"#, zeros(4_000_000))))), 200),
         ("numbers in a small object", CONVERSION, conversion(&format!("[{}]", object(&format!(r#""spec":{{"x":{}}}"#, zeros(1_500_000))))), 200),
-        ("numbers for objects", CONVERSION, conversion(&zeros(16_000_000)), 200),
+        ("numbers for objects", CONVERSION, conversion(&zeros(4_000_000)), 200),
         ("fields", CONVERSION, conversion(&format!("[{}]", object(&format!(r#""spec":{{{}}}"#, fields(50_000))))), 200),
         ("many of these", CONVERSION, conversion(&format!("[{}]", repeated(8, |_| object(&format!(r#""spec":{{{}}}"#, fields(50_000)))))), 200),
         ("listeners that grow", CONVERSION, conversion(&format!("[{}]", repeated(14, |_| object(&format!(r#""spec":{{"listeners":[{}{{}}]}}"#, "{},".repeat(100_000)))))), 200),
-        ("text that grows", CONVERSION, conversion(&format!("[{}]", repeated(125, |_| growing.clone()))), 200),
+        ("text that grows", CONVERSION, conversion(&format!("[{}]", repeated(34, |_| growing.clone()))), 200),
         ("the smallest objects", CONVERSION, conversion(&format!("[{}]", repeated(100_000, |_| format!(r#"{{"apiVersion":"{GROUP}/v1beta1","metadata":{{}}}}"#)))), 200),
-        ("what travels", CONVERSION, conversion(&format!("[{}]", repeated(60, |_| format!(r#"{{"apiVersion":"{GROUP}/v1beta1","metadata":{{"annotations":{travels}}}}}"#)))), 200),
+        ("what travels", CONVERSION, conversion(&format!("[{}]", repeated(17, |_| format!(r#"{{"apiVersion":"{GROUP}/v1beta1","metadata":{{"annotations":{travels}}}}}"#)))), 200),
+        ("a conversion too large", CONVERSION, " ".repeat((8 << 20) + 1), 413),
         ("a large review", VALIDATION, review("loadbalancers", &balancer(format!(r#""x":{}"#, zeros(4_000_000)))), 200),
         ("a review too large", VALIDATION, " ".repeat((8 << 20) + 1), 413),
         ("listeners", VALIDATION, review("loadbalancers", &balancer(format!(r#""listeners":[{listeners}]"#))), 200),

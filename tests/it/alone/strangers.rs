@@ -88,7 +88,8 @@ async fn no_request_costs_much_memory_or_time() -> Result<()> {
     let rest = operator.process.peak_rss_kib().context("no RSS")?;
     let used = || operator.process.cpu_time().context("no CPU time");
 
-    // Largest requests of an API server: a list of ten thousand, and an object of the largest size.
+    // A list of ten thousand, which no API server sends in one review, and an object of the largest
+    // size.
     let many = repeated(10_000, |n| load_balancer("v1beta1", &format!("lb-{n}")).to_string());
     let mut large = load_balancer("v1beta1", "large");
     large["metadata"]["annotations"] = json!({"a": "x".repeat((3 << 20) - 2_000)});
@@ -156,7 +157,7 @@ async fn a_small_request_does_not_wait_for_strangers() -> Result<()> {
         silent.push(dial(address).await?);
     }
     let mut slow = Vec::new();
-    for (path, size) in [(CONVERSION, 24 << 20), (CONVERSION, 24 << 20), (VALIDATION, 8 << 20)] {
+    for (path, size) in [(CONVERSION, 8 << 20), (CONVERSION, 8 << 20), (VALIDATION, 8 << 20)] {
         let mut stream = stranger(address, &bundle).await?;
         let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n");
         stream.write_all(head.as_bytes()).await?;
@@ -274,7 +275,7 @@ impl Habit {
             }
             Self::SlowBody => {
                 let mut stream = stranger(admission, bundle).await?;
-                let head = "Host: x\r\nContent-Length: 30000000\r\n\r\n";
+                let head = "Host: x\r\nContent-Length: 8000000\r\n\r\n";
                 stream
                     .write_all(format!("POST {CONVERSION} HTTP/1.1\r\n{head}").as_bytes())
                     .await?;
@@ -284,7 +285,7 @@ impl Habit {
                 }
             }
             Self::Oversized => {
-                drop(ask(admission, bundle, CONVERSION, &" ".repeat(33 << 20)).await);
+                drop(ask(admission, bundle, CONVERSION, &" ".repeat(9 << 20)).await);
             }
             Self::Review => {
                 let pool = r#"{"metadata":{"name":"web"},"spec":{"ranges":[]}}"#;
