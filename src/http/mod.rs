@@ -8,6 +8,7 @@ pub mod admission_review;
 pub mod certificates;
 pub mod conversion;
 pub mod health_endpoints;
+mod large_queue;
 pub mod listener;
 pub mod operator_health;
 pub mod registration;

@@ -5,10 +5,10 @@
 //!   contains a sentence that says why;
 //! * a small request never waits for another request, because each connection has memory for one
 //!   small request;
-//! * large reviews are read and answered one at a time, and so are large conversions. In both
-//!   queues, sources take turns, and a turn begins only when more than a small request has arrived.
-//!   So the total memory of large requests is bounded, and two callers with large bodies delay only
-//!   each other;
+//! * large reviews are read and answered one at a time, and so are large conversions
+//!   ([`LargeQueue`]). In both queues, sources take turns, and a turn begins only when more than a
+//!   small request has arrived. So the total memory of large requests is bounded, and two callers
+//!   with large bodies delay only each other;
 //! * a panic affects one request only, which is answered with 500.
 
 use std::panic::AssertUnwindSafe;
@@ -28,11 +28,10 @@ use tokio::time::timeout;
 use super::admission::{AdmissionStage, RuleSources};
 use super::admission_review::{self, ReviewOutcome};
 use super::conversion;
+use super::large_queue::LargeQueue;
 use super::listener::Caller;
 use super::request_body::{BodyLimits, CompleteBody, RequestRefusal, read};
-use crate::domain::limits::connections::ConnectionSource;
 use crate::metrics::Metrics;
-use crate::turns::{CallerTurn, Turns};
 
 /// Path for mutating reviews.
 pub const MUTATION: &str = "/v1/webhook/mutation";
@@ -70,9 +69,9 @@ pub struct Webhooks {
     /// The process's metrics.
     pub metrics: Metrics,
     /// Queue of large reviews.
-    reviews: Turns<ConnectionSource>,
+    reviews: LargeQueue,
     /// Queue of large conversions.
-    conversions: Turns<ConnectionSource>,
+    conversions: LargeQueue,
 }
 
 impl Webhooks {
@@ -83,7 +82,7 @@ impl Webhooks {
         known_only: bool,
         metrics: Metrics,
     ) -> Self {
-        let (reviews, conversions) = (Turns::new(1), Turns::new(1));
+        let (reviews, conversions) = (LargeQueue::new(), LargeQueue::new());
         Self { admission, me, known_only, metrics, reviews, conversions }
     }
 
@@ -108,12 +107,13 @@ impl Webhooks {
                 "a client certificate is required\n".to_owned(),
             ));
         }
-        let sent = read(body, &self.reviews, caller.source, REVIEW_LIMITS).await?;
+        let sent = read(body, &self.reviews.turns, caller.source, REVIEW_LIMITS).await?;
         if sent.turn.is_none() {
             return self.answer_review(stage, &sent.bytes).await.map(Bytes::from);
         }
-        let handle = Handle::current();
-        beside(sent, move |bytes| handle.block_on(self.answer_review(stage, bytes))).await
+        let (handle, at) = (Handle::current(), self.clone());
+        let work = move |bytes: &[u8]| handle.block_on(at.answer_review(stage, bytes));
+        beside(&self.reviews, &caller, sent, work).await
     }
 
     async fn answer_review(
@@ -130,17 +130,18 @@ impl Webhooks {
     }
 
     async fn convert(self: Arc<Self>, caller: Caller, body: Body) -> Result<Bytes, RequestRefusal> {
-        let sent = read(body, &self.conversions, caller.source, CONVERSION_LIMITS).await?;
+        let sent = read(body, &self.conversions.turns, caller.source, CONVERSION_LIMITS).await?;
+        let at = self.clone();
         let work = move |bytes: &[u8]| {
             let began = Instant::now();
             let answer = conversion::review(bytes).map_err(RequestRefusal::malformed)?;
-            self.count("conversion", "LoadBalancer", ReviewOutcome::CONVERTED, began);
+            at.count("conversion", "LoadBalancer", ReviewOutcome::CONVERTED, began);
             Ok(answer)
         };
         if sent.turn.is_none() {
             work(&sent.bytes).map(Bytes::from)
         } else {
-            beside(sent, work).await
+            beside(&self.conversions, &caller, sent, work).await
         }
     }
 
@@ -152,36 +153,28 @@ impl Webhooks {
 }
 
 /// Runs `work` on the large body `sent`, on another thread. The turn lasts until the work has ended
-/// and its answer is sent, even if the caller no longer waits.
+/// and its answer may be sent, even if the caller no longer waits.
 async fn beside(
+    queue: &LargeQueue,
+    caller: &Caller,
     sent: CompleteBody,
     work: impl FnOnce(&[u8]) -> Result<Vec<u8>, RequestRefusal> + Send + 'static,
 ) -> Result<Bytes, RequestRefusal> {
     let CompleteBody { bytes, turn } = sent;
-    let done = tokio::task::spawn_blocking(move || {
-        let answer = work(&bytes)?;
-        Ok(Bytes::from_owner(LeavingAnswer { answer, _turn: turn }))
-    });
+    let done = tokio::task::spawn_blocking(move || work(&bytes).map(|answer| (answer, turn)));
     match done.await {
-        Ok(done) => done,
+        Ok(done) => {
+            let (answer, turn) = done?;
+            let answer = queue.start_answer(answer, caller).await;
+            drop(turn);
+            Ok(answer)
+        }
         // A panic of the work's thread is raised again on this thread, so that `within` catches the
         // panic, as it does for a small request.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(RequestRefusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
         },
-    }
-}
-
-/// Answer that is being sent, with the turn of its request. The turn ends when the answer is sent.
-struct LeavingAnswer {
-    answer: Vec<u8>,
-    _turn: Option<CallerTurn<ConnectionSource>>,
-}
-
-impl AsRef<[u8]> for LeavingAnswer {
-    fn as_ref(&self) -> &[u8] {
-        &self.answer
     }
 }
 
@@ -261,7 +254,6 @@ mod tests {
     use tokio_rustls::rustls::pki_types::ServerName;
 
     use super::*;
-    use crate::domain::limits::connections::ConnectionSource;
     use crate::http::listener::{AGE, Server, ServerShutdown};
     use crate::http::tls;
 
@@ -293,18 +285,18 @@ mod tests {
     async fn a_panic_is_one_requests_and_the_next_is_served() {
         let metrics = Metrics::new().unwrap();
         let counted = metrics.clone();
-        let turns = Turns::new(1);
+        let queue = Arc::new(LargeQueue::new());
         let app = |work: fn() -> Result<Bytes, RequestRefusal>, is_large: bool| {
-            let (metrics, turns) = (metrics.clone(), turns.clone());
-            get(move || async move {
+            let (metrics, queue) = (metrics.clone(), queue.clone());
+            get(move |Extension(caller): CallerExtension| async move {
                 let done = async move {
                     if !is_large {
                         return work();
                     }
-                    let source = ConnectionSource::of([127, 0, 0, 1].into());
-                    let turn = Some(turns.take(source).await);
+                    let turn = Some(queue.turns.take(caller.source).await);
                     let sent = CompleteBody { bytes: Vec::new(), turn };
-                    beside(sent, move |_| work().map(|answer| answer.to_vec())).await
+                    let work = move |_: &[u8]| work().map(|answer| answer.to_vec());
+                    beside(&queue, &caller, sent, work).await
                 };
                 within(&metrics, "validation", REVIEW_DEADLINE, done).await
             })

@@ -85,8 +85,8 @@ enum ConversationEnd {
     Over,
     /// The connection must end, and has no complete request. The caller gets the answer `FAREWELL`.
     Unasked,
-    /// The answer to a request was late, or the caller did not read this answer in time. The
-    /// connection is closed without the answer `FAREWELL`.
+    /// The answer to a request was late, or the caller did not read this answer in time, or
+    /// [`Caller::cut`] was cancelled. The connection is closed without the answer `FAREWELL`.
     Cut,
 }
 
@@ -100,7 +100,7 @@ impl Conversation {
         let progress = Arc::new(RequestProgress::default());
         let answering = Answering {
             app: shared.server.app.clone(),
-            caller: self.caller,
+            caller: self.caller.clone(),
             progress: progress.clone(),
             soon: shared.server.ending.soon.clone(),
             last_from: Instant::now() + shared.server.age,
@@ -145,6 +145,7 @@ impl Conversation {
         let gone = self.gone.clone();
         let mut gone = Box::pin(gone.cancelled_owned());
         let mut ending = Box::pin(ending.cancelled_owned());
+        let mut cut = Box::pin(self.caller.cut.clone().cancelled_owned());
         let (mut is_gone, mut is_ending) = (false, false);
         let mut deadline = Box::pin(sleep(Duration::ZERO));
         let mut seen = None;
@@ -155,6 +156,9 @@ impl Conversation {
                 seen = Some(now);
                 self.seat.set_phase(now.0);
                 deadline.as_mut().reset(Instant::now() + patience(now.0));
+            }
+            if cut.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(ConversationEnd::Cut);
             }
             is_gone = is_gone || gone.as_mut().poll(cx).is_ready();
             if !is_ending && ending.as_mut().poll(cx).is_ready() {
@@ -279,6 +283,7 @@ mod tests {
     use std::sync::Weak;
 
     use axum::body::Bytes;
+    use axum::extract::Extension;
     use axum::routing::get;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::sync::mpsc::unbounded_channel;
@@ -299,13 +304,13 @@ mod tests {
         }
     }
 
-    /// Sends a request to a server, and reads the first byte of the answer. Returns the connection
-    /// and the answer.
-    async fn asked() -> (TcpStream, Weak<Vec<u8>>) {
+    /// Sends a request to a server, and reads the first byte of the answer. Returns the connection,
+    /// the answer, and the token that closes the connection.
+    async fn asked() -> (TcpStream, Weak<Vec<u8>>, CancellationToken) {
         let (sender, mut answers) = unbounded_channel();
-        let answer = move || {
+        let answer = move |Extension(caller): Extension<Caller>| {
             let text = Arc::new(vec![b'x'; UNSENT]);
-            let _ = sender.send(Arc::downgrade(&text));
+            let _ = sender.send((Arc::downgrade(&text), caller.cut));
             async move { Bytes::from_owner(WatchedAnswer(text)) }
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -323,14 +328,15 @@ mod tests {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         stream.read_u8().await.unwrap();
-        (stream, answers.recv().await.unwrap())
+        let (answer, cut) = answers.recv().await.unwrap();
+        (stream, answer, cut)
     }
 
     /// A large answer holds the turn of its request. If hyper copied the answer, the turn would end
     /// at once, and nothing would limit the number of copies.
     #[tokio::test]
     async fn an_answer_is_not_copied_and_is_dropped_when_it_is_sent() {
-        let (mut stream, answer) = asked().await;
+        let (mut stream, answer, _) = asked().await;
         assert!(answer.upgrade().is_some(), "dropped before it was sent");
         let mut part = vec![0; 1 << 20];
         let mut received = 0;
@@ -338,5 +344,17 @@ mod tests {
             received += stream.read(&mut part).await.unwrap();
         }
         assert!(received > UNSENT / 2, "{received} bytes");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_cut_ends_while_its_answer_is_being_sent() {
+        let (_stream, answer, cut) = asked().await;
+        cut.cancel();
+        let dropped = async {
+            while answer.upgrade().is_some() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(SENDING / 2, dropped).await.unwrap();
     }
 }

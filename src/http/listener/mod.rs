@@ -57,12 +57,14 @@ const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::
 const REPORT_EVERY: Duration = Duration::from_mins(1);
 
 /// Sender of a request, such as an API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Caller {
     /// Source of the connection, from its address.
     pub source: ConnectionSource,
     /// Whether the caller has shown a certificate that the TLS settings accept.
     pub is_known: bool,
+    /// Cancelled when the connection must be closed at once, even while an answer is being sent.
+    pub cut: CancellationToken,
 }
 
 /// Shutdown of a server, in two steps.
@@ -219,11 +221,12 @@ impl ListenerState {
         gone: CancellationToken,
     ) {
         let _ = stream.set_nodelay(true);
-        let caller = Caller { source: seat.source, is_known: false };
+        let (source, cut) = (seat.source, CancellationToken::new());
+        let caller = Caller { source, is_known: false, cut };
         let Some(settings) = self.server.tls.clone() else {
             return Conversation { seat, caller, gone }.hold(stream).await;
         };
-        let greeting = self.greet(stream, settings, caller.source);
+        let greeting = self.greet(stream, settings, source);
         let greeted = tokio::select! {
             greeted = greeting => greeted,
             () = gone.cancelled() => return,

@@ -186,6 +186,49 @@ async fn a_small_request_does_not_wait_for_strangers() -> Result<()> {
     Ok(())
 }
 
+/// Large answers that their callers do not read. The objects have the requested version already, so
+/// they cost little CPU time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_request_does_not_wait_long_for_answers_that_are_not_read() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let (operator, address, bundle) = started(&cluster).await?;
+    let rest = operator.process.peak_rss_kib().context("no RSS")?;
+    let stalls = Stalls::watch()?;
+    let text = "x".repeat(2_700_000);
+    let object = format!(r#"{{"apiVersion":"{GROUP}/v1alpha1","x":"{text}"}}"#);
+    let body: Arc<str> = conversion(&format!("[{object},{object},{object}]")).into();
+    let (sender, mut answered) = tokio::sync::mpsc::unbounded_channel();
+    let mut unread = JoinSet::new();
+    for _ in 0..6 {
+        let (body, bundle, sender) = (body.clone(), bundle.clone(), sender.clone());
+        unread.spawn(async move {
+            let mut stream = stranger(address, &bundle).await?;
+            let head = format!("Host: x\r\nContent-Length: {}\r\n\r\n", body.len());
+            stream.write_all(format!("POST {CONVERSION} HTTP/1.1\r\n{head}").as_bytes()).await?;
+            stream.write_all(body.as_bytes()).await?;
+            stream.flush().await?;
+            stream.read_u8().await?;
+            let _ = sender.send(stream);
+            anyhow::Ok(())
+        });
+    }
+    let _first = timeout(SOON, answered.recv()).await?.context("no answer")?;
+    let objects = repeated(100, |_| load_balancer("v1beta1", "web").to_string());
+    let large = conversion(&format!("[{objects}]"));
+    let mut stream = greet(TcpStream::connect(address).await?, &bundle, None).await?;
+    let began = Instant::now();
+    let (code, _, said) = timeout(SOON, post(&mut stream, CONVERSION, large.as_bytes())).await??;
+    let took = began.elapsed();
+    let took = took.saturating_sub(stalls.between(began, began + took));
+    let peak = operator.process.peak_rss_kib().context("no RSS")?;
+    println!("the answer after {took:?}, peak RSS {rest} -> {peak} KiB");
+    ensure!(code == 200, "{code} {said:.300}");
+    // Two strangers have a turn before, each of about a second. Without a limit each has five.
+    ensure!(took < Duration::from_secs(7), "{took:?}");
+    ensure!(peak < rest + MEMORY_KIB, "{rest} -> {peak} KiB");
+    Ok(())
+}
+
 /// Checks that each LoadBalancer has an address of its own, and that no endpoint exists that the
 /// test did not ask for: the LoadBalancers are of guest clusters and have none.
 async fn nothing_gained(cluster: &Cluster) -> Result<()> {
