@@ -79,3 +79,28 @@ impl RuleSources {
         pools::decide(self, stage, request).await
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::future::pending;
+
+    use http::{Request, Response};
+    use kube::client::{Body, ClientBuilder};
+    use tower::{BoxError, service_fn};
+
+    use super::*;
+    use crate::domain::dhcp_lease::DhcpNetworks;
+    use crate::metrics::Metrics;
+
+    /// Sources of facts, with an API server that answers no request.
+    pub fn silent() -> RuleSources {
+        let server = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, BoxError>>());
+        let client = ClientBuilder::new(server, "ns").build();
+        let metrics = Metrics::new().unwrap();
+        RuleSources {
+            reader: ApiReader::new(client.clone()),
+            views: Views::start(&client, "ns", DhcpNetworks::default(), &metrics),
+            leadership: Arc::default(),
+        }
+    }
+}

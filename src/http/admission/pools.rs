@@ -24,7 +24,8 @@ use crate::k8s::CallError;
 /// Maximum number of LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
 /// Time limit for each of three reads from the API server: the list of pools, the LoadBalancers of
-/// one request together, and the LoadBalancer of a manual release.
+/// one request together, and the LoadBalancer of a manual release. All three wait at the same time,
+/// because the request must be answered within 4.5 s.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(
@@ -44,7 +45,17 @@ pub(super) async fn decide(
 
 async fn known(at: &RuleSources, question: &PoolQuestion) -> PoolRuleFacts {
     let views = &at.views;
-    let listed = tokio::time::timeout(PATIENCE, at.reader.pools(views)).await;
+    let released = async {
+        match question.releases() {
+            Some(name) => exists(at, name).await,
+            None => None,
+        }
+    };
+    let (listed, holders, exists) = tokio::join!(
+        tokio::time::timeout(PATIENCE, at.reader.pools(views)),
+        existing(at, &question.at_stake),
+        released,
+    );
     let pools = listed.ok().and_then(Result::ok).unwrap_or_else(|| views.pools());
     let pools = pools.into_iter().map(|pool| {
         let segment = views.segment(pool.selector.network());
@@ -55,11 +66,8 @@ async fn known(at: &RuleSources, question: &PoolQuestion) -> PoolRuleFacts {
         pools: pools.collect(),
         segment: views.segment(question.network()),
         has_network: views.has_network(question.network()),
-        holders: existing(at, &question.at_stake).await,
-        exists: match question.releases() {
-            Some(name) => exists(at, name).await,
-            None => None,
-        },
+        holders,
+        exists,
         missing: missing.map(str::to_owned).collect(),
         infrastructure: views.infrastructure.held_back(),
         leased: leased(at),
@@ -111,4 +119,47 @@ async fn exists(at: &RuleSources, name: &str) -> Option<bool> {
     let (namespace, name) = name.split_once('/')?;
     let answer = tokio::time::timeout(PATIENCE, at.reader.uid_of(namespace, name)).await.ok()?;
     answer.ok().map(|uid| uid.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::api::ANNOTATION_MANUAL_RELEASE;
+    use crate::domain::admission::Operation;
+    use crate::http::admission::tests::silent;
+
+    /// The request excludes one address and releases another, so it needs all three reads.
+    #[tokio::test]
+    async fn the_reads_of_a_request_wait_at_the_same_time() {
+        let pool = |annotations: Value, range: Value| {
+            json!({
+                "metadata": {"name": "web", "annotations": annotations},
+                "spec": {"ranges": [range]},
+                "status": {"allocated": {"10.0.0.10": "ns/a", "10.0.0.20": "ns/b"}},
+            })
+        };
+        let old = pool(json!({}), json!({"subnet": "10.0.0.0/24"}));
+        let new = pool(
+            json!({ANNOTATION_MANUAL_RELEASE: "10.0.0.20: ns/b"}),
+            json!({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.16"}),
+        );
+        let request = AdmissionRequest {
+            operation: Operation::Update,
+            subresource: "",
+            namespace: "",
+            name: "web",
+            user: "admin",
+            by_operator: false,
+            in_v1alpha1: false,
+            object: Some(&new),
+            old: Some(&old),
+        };
+        let began = Instant::now();
+        decide(&silent(), AdmissionStage::Validation, &request).await.unwrap();
+        let took = began.elapsed();
+        assert!((PATIENCE..PATIENCE * 2).contains(&took), "{took:?}");
+    }
 }
