@@ -75,6 +75,14 @@ impl<S: Clone + Eq + Hash> Turns<S> {
         }
     }
 
+    /// Waits for the turn of `source`, lets the other tasks of this thread run, and gives the turn
+    /// back. So callers return from here one at a time, and other tasks run between two of them.
+    pub async fn pass(&self, source: S) {
+        let turn = self.take(source).await;
+        tokio::task::yield_now().await;
+        drop(turn);
+    }
+
     fn lock(&self) -> MutexGuard<'_, TurnQueue<S>> {
         lock(&self.0)
     }
@@ -173,6 +181,32 @@ mod tests {
         let turn = timeout(Duration::from_secs(9), other).await.unwrap();
         drop(turn);
         timeout(Duration::from_secs(9), same).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn other_tasks_run_between_two_that_pass() {
+        let turns = Turns::new(1);
+        let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        for number in 0..100 {
+            let (turns, said) = (turns.clone(), said.clone());
+            tokio::spawn(async move {
+                turns.pass(number % 3).await;
+                let _ = said.send(());
+            });
+        }
+        drop(said);
+        // This task runs at least once for each two that pass.
+        let (mut passed, mut looks) = (0, 0);
+        while passed < 100 {
+            let before = passed;
+            while heard.try_recv().is_ok() {
+                passed += 1;
+            }
+            assert!(passed <= before + 2, "{} passed at once", passed - before);
+            looks += 1;
+            assert!(looks < 10_000, "{passed} passed");
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

@@ -3,8 +3,9 @@
 //! Invariants:
 //! * every request is answered before the API server's timeout. The answer to a refused request
 //!   contains a sentence that says why;
-//! * a small request never waits for another request, because each connection has memory for one
-//!   small request;
+//! * small requests do not wait for large ones, because each connection has memory for one small
+//!   request or answer. They are processed one at a time, sources take turns, and the thread does
+//!   other work between two of them;
 //! * large reviews are read and answered one at a time, and so are large conversions
 //!   ([`LargeQueue`]). In both queues, sources take turns, and a turn begins only when more than a
 //!   small request has arrived. So the total memory of large requests is bounded, and two callers
@@ -30,8 +31,10 @@ use super::admission_review::{self, ReviewOutcome};
 use super::conversion;
 use super::large_queue::LargeQueue;
 use super::listener::Caller;
-use super::request_body::{BodyLimits, CompleteBody, RequestRefusal, read};
+use super::request_body::{BodyLimits, CompleteBody, RequestRefusal, SMALL, read};
+use crate::domain::limits::connections::ConnectionSource;
 use crate::metrics::Metrics;
+use crate::turns::Turns;
 
 /// Path for mutating reviews.
 pub const MUTATION: &str = "/v1/webhook/mutation";
@@ -72,6 +75,8 @@ pub struct Webhooks {
     reviews: LargeQueue,
     /// Queue of large conversions.
     conversions: LargeQueue,
+    /// Turn to process a small request.
+    small: Turns<ConnectionSource>,
 }
 
 impl Webhooks {
@@ -83,7 +88,7 @@ impl Webhooks {
         metrics: Metrics,
     ) -> Self {
         let (reviews, conversions) = (LargeQueue::new(), LargeQueue::new());
-        Self { admission, me, known_only, metrics, reviews, conversions }
+        Self { admission, me, known_only, metrics, reviews, conversions, small: Turns::new(1) }
     }
 
     /// Router for the three paths.
@@ -107,9 +112,13 @@ impl Webhooks {
                 "a client certificate is required\n".to_owned(),
             ));
         }
-        let sent = read(body, &self.reviews.turns, caller.source, REVIEW_LIMITS).await?;
+        let mut sent = read(body, &self.reviews.turns, caller.source, REVIEW_LIMITS).await?;
         if sent.turn.is_none() {
-            return self.answer_review(stage, &sent.bytes).await.map(Bytes::from);
+            self.small.pass(caller.source).await;
+            if let Some(answer) = if_small(self.answer_review(stage, &sent.bytes).await?) {
+                return Ok(answer);
+            }
+            sent.turn = Some(self.reviews.turns.take(caller.source).await);
         }
         let (handle, at) = (Handle::current(), self.clone());
         let work = move |bytes: &[u8]| handle.block_on(at.answer_review(stage, bytes));
@@ -130,19 +139,23 @@ impl Webhooks {
     }
 
     async fn convert(self: Arc<Self>, caller: Caller, body: Body) -> Result<Bytes, RequestRefusal> {
-        let sent = read(body, &self.conversions.turns, caller.source, CONVERSION_LIMITS).await?;
+        let turns = &self.conversions.turns;
+        let mut sent = read(body, turns, caller.source, CONVERSION_LIMITS).await?;
         let at = self.clone();
-        let work = move |bytes: &[u8]| {
+        let work = move |bytes: &[u8]| -> Result<Vec<u8>, RequestRefusal> {
             let began = Instant::now();
             let answer = conversion::review(bytes).map_err(RequestRefusal::malformed)?;
             at.count("conversion", "LoadBalancer", ReviewOutcome::CONVERTED, began);
             Ok(answer)
         };
         if sent.turn.is_none() {
-            work(&sent.bytes).map(Bytes::from)
-        } else {
-            beside(&self.conversions, &caller, sent, work).await
+            self.small.pass(caller.source).await;
+            if let Some(answer) = if_small(work(&sent.bytes)?) {
+                return Ok(answer);
+            }
+            sent.turn = Some(turns.take(caller.source).await);
         }
+        beside(&self.conversions, &caller, sent, work).await
     }
 
     fn count(&self, call: &str, kind: &str, verdict: &str, began: Instant) {
@@ -152,8 +165,14 @@ impl Webhooks {
     }
 }
 
-/// Runs `work` on the large body `sent`, on another thread. The turn lasts until the work has ended
-/// and its answer may be sent, even if the caller no longer waits.
+/// Returns the bytes of a small answer. `None`: the answer was large, and is dropped, because the
+/// connection has no memory for it. Its request must be processed again, in a turn.
+fn if_small(answer: Vec<u8>) -> Option<Bytes> {
+    (answer.len() <= SMALL).then(|| answer.into())
+}
+
+/// Runs `work` on the body `sent`, which has a turn, on another thread. The turn lasts until the
+/// work has ended and its answer may be sent, even if the caller no longer waits.
 async fn beside(
     queue: &LargeQueue,
     caller: &Caller,
@@ -248,12 +267,15 @@ mod tests {
     use std::net::SocketAddr;
 
     use axum::routing::get;
+    use serde_json::json;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
     use tokio_rustls::TlsConnector;
     use tokio_rustls::rustls::pki_types::ServerName;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::http::admission::tests::silent;
     use crate::http::listener::{AGE, Server, ServerShutdown};
     use crate::http::tls;
 
@@ -271,6 +293,44 @@ mod tests {
         let mut lines = said.lines();
         let first = lines.next().unwrap_or_default().to_owned();
         (first, lines.next_back().unwrap_or_default().to_owned())
+    }
+
+    /// Time in which a request that does not wait is answered.
+    const MOMENT: Duration = Duration::from_millis(500);
+
+    /// A conversion adds two fields to each of these listeners.
+    #[tokio::test]
+    async fn a_small_request_with_a_large_answer_waits_for_its_turn() {
+        let me = tokio::sync::watch::channel(String::new()).1;
+        let metrics = Metrics::new().unwrap();
+        let webhooks = Arc::new(Webhooks::new(silent(), me, false, metrics));
+        let ask = |listeners: usize| {
+            let object = json!({
+                "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "metadata": {},
+                "spec": {"listeners": vec![json!({}); listeners]},
+            });
+            let review = json!({
+                "apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview",
+                "request": {
+                    "uid": "u-1", "desiredAPIVersion": "loadbalancer.harvesterhci.io/v1alpha1",
+                    "objects": [object],
+                },
+            });
+            let review = review.to_string();
+            assert!(review.len() <= SMALL, "{}", review.len());
+            let source = ConnectionSource::of([10, 0, 0, 1].into());
+            let caller = Caller { source, is_known: false, cut: CancellationToken::new() };
+            webhooks.clone().convert(caller, Body::from(review))
+        };
+        let source = ConnectionSource::of([10, 0, 0, 2].into());
+        let turn = webhooks.conversions.turns.take(source).await;
+        let answer = timeout(CONVERSION_DEADLINE, ask(10)).await.unwrap().unwrap();
+        assert!(answer.len() <= SMALL, "{}", answer.len());
+        let mut large = Box::pin(ask(5_000));
+        assert!(timeout(MOMENT, &mut large).await.is_err(), "there is no turn for it");
+        drop(turn);
+        let answer = timeout(CONVERSION_DEADLINE, large).await.unwrap().unwrap();
+        assert!(answer.len() > SMALL, "{}", answer.len());
     }
 
     fn panic_now() -> Result<Bytes, RequestRefusal> {
