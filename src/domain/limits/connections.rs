@@ -3,8 +3,9 @@
 //!
 //! Invariants: after a whole request has arrived, its connection is not closed before the answer is
 //! sent. If there is no room, the source with the most connections loses a connection that has no
-//! whole request: the one whose phase began first. So a source that opens many connections loses
-//! only its own connections. An API server has few connections and uses them, so it loses no
+//! whole request: the one whose phase began first. But no source loses a connection to a source
+//! that has as many. So a source that opens many connections takes none from a source with few,
+//! even if all its own are busy. An API server has few connections and uses them, so it loses no
 //! connection.
 
 use std::collections::BTreeMap;
@@ -98,14 +99,21 @@ impl<T> ConnectionTable<T> {
         Self { most, next: 0, seats: BTreeMap::new() }
     }
 
-    /// Removes and returns the connection that must be closed before a new one is added.
-    /// `Ok(None)`: the table is not full, so no connection is removed. `Err`: the table is full,
-    /// and no connection may be closed.
-    pub fn make_room(&mut self) -> Result<Option<EvictedConnection<T>>, NoRoom> {
+    /// Removes and returns the connection that must be closed before a new one from `newcomer` is
+    /// added. `Ok(None)`: the table is not full, so no connection is removed. `Err`: the table is
+    /// full, and no connection may be closed for this source.
+    pub fn make_room(
+        &mut self,
+        newcomer: ConnectionSource,
+    ) -> Result<Option<EvictedConnection<T>>, NoRoom> {
         if self.len() < self.most {
             return Ok(None);
         }
+        let own = self.seats.get(&newcomer).map_or(0, BTreeMap::len);
         let oldest = |(source, seats): (&ConnectionSource, &BTreeMap<u64, ConnectionSeat<T>>)| {
+            if *source != newcomer && seats.len() <= own {
+                return None;
+            }
             let may_go = seats.iter().filter(|(_, seat)| seat.phase.may_go());
             let (number, seat) = may_go.min_by_key(|(_, seat)| seat.since)?;
             Some((seats.len(), std::cmp::Reverse(seat.since), *source, *number))
@@ -156,7 +164,8 @@ impl<T> ConnectionTable<T> {
 }
 
 /// Error: the table is full, and no connection may be closed. Each connection has a request that is
-/// being processed, or an answer that is being sent.
+/// being processed, or an answer that is being sent, or belongs to a source that has no more
+/// connections than the source of the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
@@ -181,7 +190,7 @@ mod tests {
         at: u64,
         ends: T,
     ) -> (ConnectionKey, Option<(T, usize)>) {
-        let gone = table.make_room().unwrap().map(|gone| (gone.ends, gone.had));
+        let gone = table.make_room(from).unwrap().map(|gone| (gone.ends, gone.had));
         (table.enter(from, s(at), ends), gone)
     }
 
@@ -219,15 +228,36 @@ mod tests {
         table.set_phase(second, ConnectionPhase::Working, s(5));
         for busy in [ConnectionPhase::Working, ConnectionPhase::Sending] {
             table.set_phase(first, busy, s(5));
-            assert_eq!(table.make_room().unwrap().unwrap().ends, "third");
+            assert_eq!(table.make_room(source(3)).unwrap().unwrap().ends, "third");
             let (third, _) = come(&mut table, source(2), 4, "third");
             table.set_phase(third, busy, s(6));
-            assert_eq!(table.make_room().unwrap_err(), NoRoom);
+            assert_eq!(table.make_room(source(3)).unwrap_err(), NoRoom);
             table.set_phase(third, ConnectionPhase::Asking, s(7));
         }
         assert_eq!(table.leave(first), Some("first"));
         assert_eq!(table.leave(first), None);
-        assert_eq!(table.make_room().unwrap(), None);
+        assert_eq!(table.make_room(source(3)).unwrap(), None);
+    }
+
+    /// A source whose requests are all being processed takes no idle connection of another source.
+    #[test]
+    fn a_source_with_many_busy_connections_takes_none_of_a_source_with_fewer() {
+        let mut table = ConnectionTable::new(5);
+        for at in 1..=2 {
+            let (idle, _) = come(&mut table, source(1), at, "api");
+            table.set_phase(idle, ConnectionPhase::Idle, s(at));
+        }
+        for at in 3..=5 {
+            let (busy, _) = come(&mut table, source(2), at, "busy");
+            table.set_phase(busy, ConnectionPhase::Working, s(at));
+        }
+        assert_eq!(table.make_room(source(2)).unwrap_err(), NoRoom);
+        // The other source replaces one of its own connections, and a source without connections
+        // may replace any.
+        assert_eq!(table.make_room(source(1)).unwrap().unwrap().had, 2);
+        let (idle, _) = come(&mut table, source(1), 6, "api");
+        table.set_phase(idle, ConnectionPhase::Idle, s(6));
+        assert_eq!(table.make_room(source(3)).unwrap().unwrap().ends, "api");
     }
 
     /// A thousand connections from one source never cause a connection of another source to be

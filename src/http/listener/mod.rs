@@ -170,17 +170,18 @@ impl ListenerState {
     /// Waits until there is room for one more connection. Then serves `stream` in a new task of
     /// `tasks`.
     async fn take_in(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr, tasks: &TaskTracker) {
-        self.make_room().await;
-        let (seat, gone) = self.seat(peer);
+        let source = ConnectionSource::of(peer.ip());
+        self.make_room(source).await;
+        let (seat, gone) = self.seat(source);
         tasks.spawn(self.clone().connection(stream, seat, gone));
     }
 
-    /// Makes room for one more connection. If there is no room, ends the connection that
-    /// [`ConnectionTable::make_room`] chooses. While no connection may be ended, waits.
-    async fn make_room(&self) {
+    /// Makes room for one more connection of `newcomer`. If there is none, ends the connection
+    /// that [`ConnectionTable::make_room`] chooses. While no connection may be ended, waits.
+    async fn make_room(&self, newcomer: ConnectionSource) {
         loop {
             let moved = self.moved.notified();
-            let evicted = self.connections().make_room();
+            let evicted = self.connections().make_room(newcomer);
             match evicted {
                 Ok(None) => return,
                 Ok(Some(evicted)) => {
@@ -208,8 +209,8 @@ impl ListenerState {
         }
     }
 
-    fn seat(self: &Arc<Self>, peer: SocketAddr) -> (ListenerSeat, CancellationToken) {
-        let (source, gone) = (ConnectionSource::of(peer.ip()), CancellationToken::new());
+    fn seat(self: &Arc<Self>, source: ConnectionSource) -> (ListenerSeat, CancellationToken) {
+        let gone = CancellationToken::new();
         let place = self.connections().enter(source, self.began.elapsed(), gone.clone());
         (ListenerSeat { shared: self.clone(), source, place }, gone)
     }
