@@ -1,6 +1,7 @@
 //! Shared by the scenarios: a cluster with the operator's CRDs and rights, and the steps of guests.
 //! The steps of administrators are in [`pools`], and the metrics of an operator in [`operators`].
 
+mod floor;
 mod operators;
 mod pools;
 
@@ -19,6 +20,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Operator, Shared, Start, eventually};
 
+pub(crate) use self::floor::beside_bare_writes;
 pub(crate) use self::operators::{nothing_failed, shows, unanswered, writes};
 pub(crate) use self::pools::pool;
 

@@ -1,7 +1,6 @@
 //! The `takeover` command: from the Go controller to the operator and back.
 
 mod automatic;
-mod floor;
 mod guests;
 mod harvester;
 mod subchart;

@@ -14,9 +14,8 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Stalls, Start, eventually};
 
-use super::floor::beside_bare_writes;
 use super::harvester::{CONTROLLER, Harvester};
-use crate::support::{Cluster, LATER, SOON, shows};
+use crate::support::{Cluster, LATER, SOON, beside_bare_writes, shows};
 
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 const CRDS: [&str; 2] = [IP_POOLS, "loadbalancers.loadbalancer.harvesterhci.io"];

@@ -13,10 +13,9 @@ use serde_json::{Value, json};
 use testbed::kubevirt::{self, Vm};
 use testbed::{Stalls, eventually};
 
-use super::floor::beside_bare_writes;
 use super::harvester::{FINALIZERS, Harvester};
 use crate::other_controller::REMOVAL_FAILS;
-use crate::support::{Cluster, LATER, SOON};
+use crate::support::{Cluster, LATER, SOON, beside_bare_writes};
 
 /// LoadBalancers and VMs, each VM with an instance. With 2,000 and 5,000 the test passes as well.
 const LBS: u32 = 200;

@@ -1,4 +1,4 @@
-//! Limit for the time to an address while the leader changes.
+//! Limit for the time to an address while the leader changes, or lists and watches anew.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use testbed::Stalls;
 
-use crate::support::Cluster;
+use super::Cluster;
 
 /// Longest time to an address if the API server answers at once.
 const MOST: Duration = Duration::from_secs(15);
 /// Calls that follow each other from the creation of a LoadBalancer to its address, if a leader
-/// starts meanwhile: for the Lease, the lists, the claim and the address.
+/// starts or lists anew meanwhile: for the Lease, the lists, the claim and the address.
 const CALLS: u32 = 20;
 /// Pause between two bare writes.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Runs `work`, and beside it writes an object that has no controller, again and again. Returns the
 /// result of `work`, and the limit for the time to an address: [`MOST`], and for each of [`CALLS`]
 /// the longest time of such a write.
-pub(super) async fn beside_bare_writes<T>(
+pub(crate) async fn beside_bare_writes<T>(
     cluster: &Cluster,
     stalls: &Stalls,
     work: impl Future<Output = Result<T>>,
