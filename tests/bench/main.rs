@@ -86,7 +86,10 @@ fn main() -> Result<()> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         report.extend(runtime.block_on(on_a_bed(&parts, rotations))?);
     }
-    let path = testbed::repository().join("target/bench.json");
+    let folder = testbed::repository().join("target");
+    // Cargo has not made the folder if it builds elsewhere (`CARGO_TARGET_DIR`).
+    std::fs::create_dir_all(&folder)?;
+    let path = folder.join("bench.json");
     std::fs::write(&path, serde_json::to_string_pretty(&report)?)?;
     println!("\nwritten to {}", path.display());
     Ok(())
