@@ -42,7 +42,7 @@ async fn endpoints_are_of_the_addresss_family() -> Result<()> {
     cluster.serves("web", "Announced").await?;
     cluster.is_reached_at("web", Some(&six)).await?;
 
-    // While another program's finalizer holds the old Service, its endpoints lead to the VMs.
+    // While another program's finalizer holds the old Service, its endpoints follow the VMs.
     let hold = json!({"metadata": {"finalizers": ["example.com/hold"]}});
     cluster.edit::<Service>("web", hold).await?;
     cluster.patch_lb("web", json!({"spec": {"ipPool": "four"}})).await?;
@@ -50,6 +50,9 @@ async fn endpoints_are_of_the_addresss_family() -> Result<()> {
     ensure!(said.contains("example.com/hold"), "{said}");
     ensure!(cluster.warned("web", "ServiceDeleting").await? == said, "the Event: {said}");
     cluster.endpoints_are("web", &all).await?;
+    guest.change(|vm| vm.nics = vec![Nic::pod("eth0", &["10.52.0.8", "fd52::9"])]).await?;
+    let changed = [("both", "fd52::7", "ready"), ("only", "fd52::9", "ready")];
+    cluster.endpoints_are("web", &changed).await?;
     is_of(&cluster, "IPv6", &six).await?;
     cluster.edit::<Service>("web", json!({"metadata": {"finalizers": null}})).await?;
     cluster.is_reached_at("web", Some("10.1.0.2")).await?;

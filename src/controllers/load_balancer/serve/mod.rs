@@ -5,7 +5,8 @@
 //! * Slices are written before the Service, because kube-vip 1.2 does not announce a Service
 //!   without endpoints.
 //! * A Service of another address family is deleted before its slices are replaced. Without them,
-//!   the announcing node itself would answer at its address.
+//!   the announcing node itself would answer at its address. Until the Service is gone, its slices
+//!   follow the VMs.
 //! * No object of another owner is written. If the Service has another owner, no slice is written
 //!   either.
 //! * The LoadBalancer's own Service is deleted before its slices. The slices are deleted only when
@@ -16,6 +17,7 @@ mod settings;
 mod slices;
 
 use std::cell::LazyCell;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use kube::ResourceExt;
@@ -27,7 +29,7 @@ use crate::controllers::failed_reconciles::LONGEST_DELAY;
 use crate::domain::AnnouncedAddresses;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::vm_backends::endpoint_slices::remembered;
-use crate::domain::vm_backends::endpoints::{self, VmBackend};
+use crate::domain::vm_backends::endpoints::{self, AddressFamily, VmBackend};
 use crate::domain::vm_backends::health::{self, CheckSettings, ProbeTarget};
 use crate::domain::vm_backends::lb_identity::LbIdentity;
 use crate::domain::vm_backends::listeners;
@@ -149,20 +151,28 @@ async fn announce(
         Ok(check) => (check, None),
         Err(fault) => (None, Some(fault.to_string())),
     };
-    let backends = at.backends(lb, &wanted, named, check.as_ref());
+    let ended = async {
+        at.read_service_if_missing().await?;
+        if listeners.is_ok() { at.end_other_family(&wanted).await } else { Ok(true) }
+    };
+    let ended = ended.await;
+    // A Service of another family that is still there leads to endpoints of its own family.
+    let family = at.own().and_then(|own| own.family).unwrap_or_else(|| wanted.family());
+    let backends = at.backends(lb, named, family, wanted.address, check.as_ref());
     let (backends, health_fault) = match backends {
         Ok(backends) => (backends, health_fault),
         Err((backends, fault)) => (backends, Some(fault)),
     };
     let done = async {
-        at.read_service_if_missing().await?;
         match &listeners {
+            Ok(_) if family != wanted.family() => {
+                at.keep_endpoints(family, &backends).await?;
+                ended.map(|_| at.waiting())
+            }
             Ok(listeners) => {
-                if !at.end_other_family(&wanted).await? {
-                    return Ok(at.waiting());
-                }
+                ended?;
                 let ports = listeners::ports(listeners);
-                let written = at.write_slices(wanted.family(), &ports, &backends).await;
+                let written = at.write_slices(family, &ports, &backends).await;
                 if matches!(written, Err(WriteObstacle::ForeignSlice(_))) && at.own().is_some() {
                     // The Service may ask for an address of another LoadBalancer, so it is
                     // corrected even without the slices.
@@ -172,7 +182,8 @@ async fn announce(
                 at.write_service(&wanted).await
             }
             Err(fault) => {
-                at.keep_endpoints(wanted.family(), &backends).await?;
+                ended?;
+                at.keep_endpoints(family, &backends).await?;
                 Ok(ServiceState::Faulty(fault.clone()))
             }
         }
@@ -281,23 +292,25 @@ impl<'a> ServiceTarget<'a> {
         LbIdentity { namespace: &self.namespace, name: &self.name, uid: &self.uid }
     }
 
-    /// VMs behind the LoadBalancer, with their addresses on the network `named` and their health.
-    /// `Err`: the health check is not possible, so all VMs count as healthy. Field 0: these VMs.
-    /// Field 1: the reason.
+    /// VMs behind the LoadBalancer, with their addresses of the family `family` on the network
+    /// `network`, and their health. `address`: address of the LoadBalancer itself, which no VM may
+    /// have. `Err`: the health check is not possible, so all VMs count as healthy. Field 0: these
+    /// VMs. Field 1: the reason.
     fn backends(
         &self,
         lb: &LoadBalancer,
-        wanted: &WantedService<'_>,
-        named: &str,
+        network: &str,
+        family: AddressFamily,
+        address: Option<IpAddr>,
         check: Option<&CheckSettings>,
     ) -> Result<BackendCounts, (BackendCounts, String)> {
         let views = &self.ctx.shared.views;
         let slices = self.slices();
         // Evaluated at the first use, because few VMs need their last known address.
         let known = LazyCell::new(|| remembered(&slices));
-        let wants = endpoints::WantedAddresses { network: named, family: wanted.family() };
+        let wants = endpoints::WantedAddresses { network, family };
         let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);
-        let found = views.backends(lb, &wants, wanted.address, last);
+        let found = views.backends(lb, &wants, address, last);
         let prober = &self.ctx.prober;
         let Some(check) = check else {
             prober.remove(&self.key);

@@ -97,8 +97,8 @@ pub struct StoredService {
     pub policy: String,
     /// First of `spec.loadBalancerSourceRanges`, cut at 320 bytes.
     pub source_range: Option<String>,
-    /// `spec.ipFamilies`.
-    pub families: Vec<String>,
+    /// First of `spec.ipFamilies`. `None`: the Service names no family.
+    pub family: Option<AddressFamily>,
     /// `spec.ports`.
     pub ports: Vec<StoredPort>,
     /// Addresses at which an announcer announces the Service: `status.loadBalancer.ingress[].ip`,
@@ -278,7 +278,7 @@ pub fn plan(
 
 /// Whether the Service has another address family than the wanted one.
 pub fn other_family(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
-    stored.families.first().is_some_and(|family| family != wanted.family().name())
+    stored.family.is_some_and(|family| family != wanted.family())
 }
 
 /// Whether the Service asks kube-vip for an address other than the wanted address. `false` for a

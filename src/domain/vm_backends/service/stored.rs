@@ -131,7 +131,7 @@ pub fn read_service(service: &Service) -> StoredService {
             .load_balancer_source_ranges
             .and_then(|all| all.into_iter().next())
             .map(|range| cut(range, LONGEST_WORD)),
-        families: spec.ip_families.unwrap_or_default(),
+        family: spec.ip_families.and_then(|all| family(all.first()?)),
         ports: ports.into_iter().take(MOST_LISTENERS + 1).map(port).collect(),
         ingress: ingress
             .iter()
@@ -140,6 +140,11 @@ pub fn read_service(service: &Service) -> StoredService {
             .take(MOST_INGRESS)
             .collect(),
     }
+}
+
+/// Address family with this name. `None`: no family has the name.
+fn family(name: &str) -> Option<AddressFamily> {
+    [AddressFamily::V4, AddressFamily::V6].into_iter().find(|family| family.name() == name)
 }
 
 /// Converts the number of a port. `None`: the number is not 1 to 65535.
@@ -170,11 +175,7 @@ pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)
     let seen = StoredSlice {
         name: slice.metadata.name.clone().unwrap_or_default(),
         version: slice.metadata.resource_version.clone().unwrap_or_default(),
-        family: match slice.address_type.as_str() {
-            "IPv4" => Some(AddressFamily::V4),
-            "IPv6" => Some(AddressFamily::V6),
-            _ => None,
-        },
+        family: family(&slice.address_type),
         ports,
         endpoints,
         sound: whole
