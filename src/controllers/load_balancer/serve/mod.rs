@@ -97,13 +97,7 @@ pub(super) async fn serve(
         AnnouncedAddresses::Known(all) => all.into_iter().any(|ip| Some(ip) != outcome.address()),
         AnnouncedAddresses::Unknown => false,
     };
-    // No watch event reports a change of a foreign Service, or that the API server would accept a
-    // rejected write. So the reconcile is repeated.
-    let again = match report.service {
-        ServiceState::Foreign(_) | ServiceState::Refused(_) => Some(LONGEST_DELAY),
-        ServiceState::Held(left) => Some(left),
-        _ => had_others.then_some(AGAIN_AFTER_MOVE),
-    };
+    let again = again(&report.service, had_others);
     let outcome = match status::moves_from(lb, &outcome) {
         // The old address is not released while it may be announced.
         Some(old) if status::may_lead_to(old.ip, ServiceTarget::new(lb, ctx).own().as_ref()) => {
@@ -113,6 +107,22 @@ pub(super) async fn serve(
         _ => outcome,
     };
     Ok(Some(ServingOutcome { outcome, report: Some(report), again }))
+}
+
+/// Time until the next reconcile of a LoadBalancer with this Service. `had_others`: whether the
+/// Service had another address than the claimed one before this reconcile. `None`: an event will
+/// report each change.
+fn again(service: &ServiceState, had_others: bool) -> Option<Duration> {
+    match service {
+        // No watch event reports a change of a foreign Service, or that the API server would accept
+        // a rejected write. A Service that waits for a finalizer is watched, but not if a user has
+        // removed the operator's label.
+        ServiceState::Foreign(_) | ServiceState::Refused(_) | ServiceState::Waiting(_) => {
+            Some(LONGEST_DELAY)
+        }
+        ServiceState::Held(left) => Some(*left),
+        ServiceState::Ours | ServiceState::Faulty(_) => had_others.then_some(AGAIN_AFTER_MOVE),
+    }
 }
 
 /// Writes Service and EndpointSlices where they differ from the desired ones. If the VMs are not
@@ -337,5 +347,25 @@ impl<'a> ServiceTarget<'a> {
         Ok(BackendCounts::new(found, |endpoint| {
             verdicts.get(&*endpoint.uid).copied().unwrap_or(false)
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A finalizer may delay the end of a Service for days. Each reconcile reads the LoadBalancer.
+    #[test]
+    fn a_service_that_another_program_holds_is_looked_at_rarely() {
+        let left = Duration::from_millis(1500);
+        for (service, had_others, expected) in [
+            (ServiceState::Waiting(None), true, Some(LONGEST_DELAY)),
+            (ServiceState::Waiting(None), false, Some(LONGEST_DELAY)),
+            (ServiceState::Held(left), true, Some(left)),
+            (ServiceState::Ours, true, Some(AGAIN_AFTER_MOVE)),
+            (ServiceState::Ours, false, None),
+        ] {
+            assert_eq!(again(&service, had_others), expected, "{service:?}, {had_others}");
+        }
     }
 }
