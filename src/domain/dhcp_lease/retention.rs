@@ -55,7 +55,7 @@ pub fn retention_step(
         // The LoadBalancer is being deleted. Its Service and its finalizer are removed first.
         Some(lb) if facts::is_leaving(lb) => return RetentionStep::Nothing,
         Some(lb) if wants(record, lb, network, now) => return RetentionStep::Nothing,
-        // `spec.ipam` was changed to `pool`. The Service leaves the address first.
+        // `spec.ipam` was changed to `pool`. The former Service ends first.
         Some(lb) if is_published(record, lb) => return RetentionStep::Nothing,
         // The LoadBalancer exists and does not use the record. So a LoadBalancer that is created
         // later will not use it either.
@@ -79,12 +79,18 @@ fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<Fix
     !facts::wants_pool(lb) && !moved && !matches!(step(&seen), LeasingStep::Guest(_))
 }
 
-/// Whether the LoadBalancer's status publishes the address of this record, as a leased one.
+/// Whether the LoadBalancer's status publishes the address of this record, as a leased one. This is
+/// the case as well if another address is allocated, and the LoadBalancer is still announced at the
+/// record's address, because a finalizer delays the end of the former Service.
 fn is_published(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let leased = record.status.as_ref().and_then(|status| status.address.as_ref());
-    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
-    let published = allocated.and_then(|allocated| allocated.ip.as_ref());
-    leased.is_some() && leased == published && facts::published(lb).is_none()
+    let (Some(leased), Some(status)) = (leased, &lb.status) else { return false };
+    let allocated = status.allocated_address.as_ref().and_then(|address| address.ip.as_ref());
+    if allocated == Some(leased) {
+        facts::published(lb).is_none()
+    } else {
+        status.address.as_ref() == Some(leased)
+    }
 }
 
 fn later(at: DateTime<FixedOffset>, now: DateTime<FixedOffset>) -> RetentionStep {

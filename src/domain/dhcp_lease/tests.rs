@@ -346,7 +346,7 @@ fn a_load_balancer_that_does_without_leaves_its_record_at_once() {
 }
 
 /// Harvester's CRD does not refuse a change of `spec.ipam`. Until the new address is published, the
-/// status has the former one.
+/// status has the former one. After that, the former Service may still be announced.
 #[test]
 fn a_change_of_ipam_chooses_the_party_anew_and_keeps_a_published_lease() {
     let mut from_pool = publishing(lb(), "10.7.0.9");
@@ -354,9 +354,15 @@ fn a_change_of_ipam_chooses_the_party_anew_and_keeps_a_published_lease() {
     allocated.unwrap().ip_pool = Some("pool".into());
     assert_eq!(said(&from_pool, None, true), LeasingStep::Create);
     let record = leased(Some("10.7.0.9"));
+    let announced = |mut lb: LoadBalancer| {
+        lb.status.as_mut().unwrap().address = Some("10.7.0.9".to_owned());
+        lb
+    };
     for (mut lb, expected) in [
         (publishing(lb(), "10.7.0.9"), RetentionStep::Nothing),
         (publishing(lb(), "10.7.0.8"), RetentionStep::Delete),
+        (announced(publishing(lb(), "10.7.0.8")), RetentionStep::Nothing),
+        (announced(from_pool.clone()), RetentionStep::Delete),
         (from_pool, RetentionStep::Delete),
     ] {
         lb.spec.ipam = None;
