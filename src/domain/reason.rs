@@ -383,18 +383,26 @@ pub fn other_controller(holder: &str) -> String {
     )
 }
 
+/// Reasons of [`NoAddressReason`].
+const WAITS: [&str; 8] = [
+    "NoMatchedIPPool",
+    "NoAvailableIP",
+    "IPPoolLedgerFull",
+    "IPPoolNotFound",
+    "IPPoolForbidden",
+    "NetworkMismatch",
+    "IPPoolNotReady",
+    "GuestClusterRemoved",
+];
+
+/// Whether a LoadBalancer with this reason has no address of a pool, or not the one that it asks
+/// for: the reason is one of [`NoAddressReason`].
+pub fn is_wait(reason: &str) -> bool {
+    WAITS.contains(&reason)
+}
+
 /// Whether `reason` is one of the reasons that this operator writes to LoadBalancers' conditions.
 pub fn is_ours(reason: &str) -> bool {
-    const WAITS: [&str; 8] = [
-        "NoMatchedIPPool",
-        "NoAvailableIP",
-        "IPPoolLedgerFull",
-        "IPPoolNotFound",
-        "IPPoolForbidden",
-        "NetworkMismatch",
-        "IPPoolNotReady",
-        "GuestClusterRemoved",
-    ];
     const OF_LEASES: [&str; 11] = [
         LEASED,
         LEASE_LOST,
@@ -430,5 +438,5 @@ pub fn is_ours(reason: &str) -> bool {
     [ALLOCATED, DHCP, OTHER_CONTROLLER].contains(&reason)
         || OF_LEASES.contains(&reason)
         || OF_VMS.contains(&reason)
-        || WAITS.contains(&reason)
+        || is_wait(reason)
 }

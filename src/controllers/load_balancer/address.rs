@@ -26,7 +26,7 @@ pub(super) async fn allocate(
     if !wants_pool(lb) {
         let allocation = Box::pin(leasing::allocate(lb, ctx)).await?;
         let is_decided = matches!(allocation, Allocation::Done(_));
-        if is_decided && facts::published(lb).is_some() && !leave_pool(observed, ctx).await? {
+        if is_decided && facts::is_in_ledger(lb) && !leave_pool(observed, ctx).await? {
             return Ok(Allocation::Unobserved);
         }
         return Ok(allocation);
@@ -43,7 +43,7 @@ pub(super) async fn allocate(
     Ok(Allocation::Done(AddressOutcome::Pool(result)))
 }
 
-/// Releases the claim that the status of a LoadBalancer with `ipam: dhcp` publishes, because
+/// Releases the claim of a LoadBalancer with `ipam: dhcp`, or its waiting request, because
 /// `spec.ipam` was `pool` before. Harvester's CRD does not refuse this change. The Service is
 /// deleted first, because it asks for the claimed address. Returns whether the claim is released.
 /// `false`: a finalizer delays the deletion of the Service.
@@ -55,10 +55,13 @@ async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, Reco
     if !observed.fresh {
         return Err(ReconcileError::Outdated);
     }
-    if listeners::is_vm(lb) && !Box::pin(serve::suspend(lb, ctx)).await? {
+    let owner = facts::owner(lb);
+    // Harvester's CRD does not refuse a change of the type either.
+    let is_served = listeners::is_vm(lb) || ctx.shared.views.is_served(&owner);
+    if is_served && !Box::pin(serve::suspend(lb, ctx)).await? {
         return Ok(false);
     }
-    ctx.ledger.release(facts::owner(lb)).await?;
+    ctx.ledger.release(owner).await?;
     Ok(true)
 }
 

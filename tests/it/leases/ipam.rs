@@ -62,3 +62,38 @@ async fn a_change_of_ipam_leaves_no_claim_and_no_record_behind() -> Result<()> {
     cluster.record_gone("vm").await?;
     cluster.consistent().await
 }
+
+/// Two LoadBalancers that lose no claim by the change itself: one waits for a pool, and the other
+/// gets another type as well, so that its Service is no longer maintained.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_ipam_ends_a_wait_for_a_pool_and_a_service_of_the_former_type() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    as_harvester_ships_it(&cluster).await?;
+    let _operator = cluster.operator().await?;
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
+    cluster.lb_with("typed", json!({"backendServerSelector": {"app": ["web"]}})).await?;
+    eventually(SOON, "a Service", async || {
+        services.get_opt("typed").await.map(|service| service.is_some())
+    })
+    .await?;
+    let guest = json!({"workloadType": "cluster", "ipPool": "later"});
+    cluster.lb_with("waiting", guest.clone()).await?;
+    cluster.waits("waiting", "IPPoolNotFound").await?;
+
+    let typed = json!({"spec": {"ipam": "dhcp", "workloadType": "cluster"}});
+    cluster.patch_lb("typed", typed).await?;
+    cluster.patch_lb("waiting", json!({"spec": {"ipam": "dhcp", "ipPool": null}})).await?;
+    for name in ["typed", "waiting"] {
+        cluster.publishes(name, "0.0.0.0").await?;
+    }
+    assert_eq!(services.get_opt("typed").await?, None);
+
+    // A LoadBalancer that waited would be served before a new one.
+    cluster.pool_for("later", json!({"subnet": "10.2.0.0/24"}), json!({})).await?;
+    cluster.lb_with("next", guest).await?;
+    cluster.address("next").await?;
+    assert_eq!(cluster.allocated("later").await?.len(), 1);
+    assert_eq!(cluster.allocated("pool").await?.len(), 0);
+    cluster.consistent().await
+}

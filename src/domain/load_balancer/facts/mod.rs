@@ -8,10 +8,11 @@ use crate::limits::text::{LONGEST_WORD, cut};
 use crate::network::Segment;
 use crate::pools::allocator::LoadBalancerEntry;
 use crate::pools::selection::PoolRequirement;
+use crate::reason;
 use crate::{AnnouncedAddresses, Claim, LbFacts, Owner};
 use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK,
-    DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, WorkloadType,
+    DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, READY, WorkloadType,
 };
 
 /// The Rancher project of a namespace, as its Namespace object names it.
@@ -172,6 +173,16 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
     let ip = allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()?;
     Some(Claim { pool, ip })
+}
+
+/// Whether the status shows that pools' ledgers have a claim or a waiting request of the
+/// LoadBalancer: it publishes a claim, or it has no address and says what it waits for.
+pub fn is_in_ledger(lb: &LoadBalancer) -> bool {
+    let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
+    let waits = conditions.any(|condition| {
+        condition.type_ == READY && condition.reason.as_deref().is_some_and(reason::is_wait)
+    });
+    published(lb).is_some() || (waits && !has_address(lb))
 }
 
 /// Address that the host leased for the LoadBalancer, from the LoadBalancer's status. `None`: the

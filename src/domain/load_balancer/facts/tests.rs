@@ -1,7 +1,7 @@
 //! Tests of the facts of a LoadBalancer, including facts that another object contradicts.
 
 use super::*;
-use api::{ANNOTATION_PROJECT, LoadBalancerStatus};
+use api::{ANNOTATION_PROJECT, AllocatedAddress, Condition, LoadBalancerStatus};
 
 fn lb(annotations: &[(&str, &str)], guest: bool) -> LoadBalancer {
     let mut lb = LoadBalancer::default();
@@ -77,4 +77,34 @@ fn the_status_lists_the_addresses_of_backends_and_no_others() {
     lb.status = Some(LoadBalancerStatus { backend_servers, ..LoadBalancerStatus::default() });
     assert!(lists(&lb, "10.0.0.5") && lists(&lb, "fd00::5"));
     assert!(!lists(&lb, "10.0.0.50") && !lists(&lb, "10.0.0.6"));
+}
+
+#[test]
+fn the_status_shows_whether_a_ledger_has_the_load_balancer() {
+    let lb = |pool: Option<&str>, ip: Option<&str>, reason: &str| {
+        let mut lb = lb(&[], false);
+        let (ip_pool, ip) = (pool.map(str::to_owned), ip.map(str::to_owned));
+        let reason = Some(reason.to_owned());
+        lb.status = Some(LoadBalancerStatus {
+            allocated_address: Some(AllocatedAddress {
+                ip_pool,
+                ip,
+                ..AllocatedAddress::default()
+            }),
+            conditions: vec![Condition { type_: READY.to_owned(), reason, ..Condition::default() }],
+            ..LoadBalancerStatus::default()
+        });
+        lb
+    };
+    assert!(!is_in_ledger(&LoadBalancer::default()), "new");
+    for (pool, ip, reason, expected) in [
+        (Some("pool"), Some("10.0.0.5"), "Announced", true),
+        (None, None, "NoAvailableIP", true),
+        (None, None, "DHCPPending", false),
+        // Its address is leased, so a reason of pools is out of date.
+        (None, Some("0.0.0.0"), "NoAvailableIP", false),
+        (None, Some("10.7.0.20"), "Leased", false),
+    ] {
+        assert_eq!(is_in_ledger(&lb(pool, ip, reason)), expected, "{pool:?} {ip:?} {reason}");
+    }
 }
