@@ -36,7 +36,8 @@ pub(super) enum LedgerMessage {
     Orphaned(Box<OrphanClaim>),
 }
 
-/// Claim whose owner does not exist any more, according to the API server.
+/// Claim whose owner does not exist any more, or takes no address from pools any more, according to
+/// the API server.
 #[derive(Clone, Debug)]
 pub(super) struct OrphanClaim {
     pub(super) claim: Claim,

@@ -1,7 +1,7 @@
-//! Finds claims whose LoadBalancer is missing in the view. If the API server confirms that the
-//! LoadBalancer is gone, the claim is freed. Pools that keep claims without a LoadBalancer are
-//! skipped. A LoadBalancer with several claims is reconciled, because its change to another pool
-//! may have been interrupted.
+//! Finds claims whose LoadBalancer is missing in the view, or takes no address from pools. If the
+//! API server confirms that the LoadBalancer is gone, the claim is freed. Pools that keep claims
+//! without a LoadBalancer are skipped. A LoadBalancer with several claims is reconciled, because
+//! its change to another pool may have been interrupted.
 //!
 //! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
 //! as a message. The ledger may have changed by then, so it is checked again: an address is freed
@@ -106,10 +106,16 @@ async fn look_up(client: Client, ledger: LedgerHandle, suspects: Vec<(Claim, Own
 async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanClaim> {
     let orphan = |namesake| OrphanClaim { claim, owner: owner.clone(), namesake };
     let Some((namespace, name)) = owner.name.split_once('/') else { return Some(orphan(None)) };
-    match ApiReader::new(client.clone()).uid_of(namespace, name).await.ok()? {
-        Some(uid) if owner.uid.is_empty() => return Some(orphan(Some(uid))),
-        Some(uid) if uid == owner.uid => return None,
-        Some(_) | None => {}
+    let reader = ApiReader::new(client.clone());
+    if owner.uid.is_empty() {
+        if let Some(lb) = reader.load_balancer(namespace, name).await.ok()? {
+            // Harvester's CRD stores no UIDs. So the claim of a LoadBalancer that was changed to
+            // `ipam: dhcp` has none after a change of leaders, and its release does not find it.
+            let may_own = facts::wants_pool(&lb) || facts::is_in_ledger(&lb);
+            return Some(orphan(may_own.then(|| lb.uid().unwrap_or_default())));
+        }
+    } else if reader.uid_of(namespace, name).await.ok()?.as_ref() == Some(&owner.uid) {
+        return None;
     }
     let is_served = is_served(client, namespace, name, &owner).await?;
     (!is_served).then(|| orphan(None))
