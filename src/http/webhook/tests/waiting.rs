@@ -1,0 +1,73 @@
+//! Tests of requests that wait, and of the memory of answers.
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::super::*;
+use crate::http::admission::tests::silent;
+
+/// Time in which a request that does not wait is answered.
+const MOMENT: Duration = Duration::from_millis(500);
+
+fn webhooks() -> Arc<Webhooks> {
+    let me = tokio::sync::watch::channel(String::new()).1;
+    Arc::new(Webhooks::new(silent(), me, false, Metrics::new().unwrap()))
+}
+
+fn source(last: u8) -> ConnectionSource {
+    ConnectionSource::of([10, 0, 0, last].into())
+}
+
+fn caller() -> Caller {
+    Caller { source: source(1), is_known: false, cut: CancellationToken::new() }
+}
+
+/// LoadBalancer with so many listeners. Its conversion adds two fields to each of them.
+fn with_listeners(count: usize) -> Value {
+    json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "metadata": {},
+        "spec": {"listeners": vec![json!({}); count]},
+    })
+}
+
+/// Small request for the conversion of `objects`.
+fn conversion_of(objects: &[Value]) -> Body {
+    let review = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview",
+        "request": {
+            "uid": "u-1", "desiredAPIVersion": "loadbalancer.harvesterhci.io/v1alpha1",
+            "objects": objects,
+        },
+    });
+    small(&review)
+}
+
+fn small(review: &Value) -> Body {
+    let review = review.to_string();
+    assert!(review.len() <= SMALL, "{}", review.len());
+    Body::from(review)
+}
+
+#[tokio::test]
+async fn a_small_request_with_a_large_answer_waits_for_its_turn() {
+    let webhooks = webhooks();
+    let ask = |count| webhooks.clone().convert(caller(), conversion_of(&[with_listeners(count)]));
+    let turn = webhooks.conversions.turns.take(source(2)).await;
+    let answer = timeout(CONVERSION_DEADLINE, ask(10)).await.unwrap().unwrap();
+    assert!(answer.len() <= SMALL, "{}", answer.len());
+    let mut large = Box::pin(ask(5_000));
+    assert!(timeout(MOMENT, &mut large).await.is_err(), "there is no turn for it");
+    drop(turn);
+    let answer = timeout(CONVERSION_DEADLINE, large).await.unwrap().unwrap();
+    assert!(answer.len() > SMALL, "{}", answer.len());
+}
+
+/// The answer to a conversion that fails is short, but its text was long before.
+#[tokio::test]
+async fn a_small_answer_takes_no_more_memory_than_its_text() {
+    let failing = conversion_of(&[with_listeners(5_000), json!(0)]);
+    let answer = webhooks().convert(caller(), failing).await.unwrap();
+    assert!(String::from_utf8_lossy(&answer).contains("objects[1]: "));
+    let memory = answer.try_into_mut().unwrap().capacity();
+    assert!(memory <= SMALL, "{memory} bytes");
+}
