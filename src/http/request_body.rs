@@ -15,6 +15,7 @@ use http_body_util::BodyExt;
 use tokio::time::timeout;
 
 use crate::domain::limits::connections::ConnectionSource;
+use crate::domain::limits::text::{LONGEST_TEXT, cut};
 use crate::turns::{CallerTurn, Turns};
 
 /// Largest body, in bytes, that counts as small. A larger body waits for its turn, and is processed
@@ -33,7 +34,8 @@ pub(super) struct BodyLimits {
     pub(super) ends: Duration,
 }
 
-/// Complete body of a request. A large body holds its turn in the queue until its answer is sent.
+/// Complete body of a request. A large body holds its turn in the queue until its answer may be
+/// sent.
 pub(super) struct CompleteBody {
     pub(super) bytes: Vec<u8>,
     pub(super) turn: Option<CallerTurn<ConnectionSource>>,
@@ -97,7 +99,10 @@ async fn read_until(
 pub(super) struct RequestRefusal(pub(super) StatusCode, pub(super) String);
 
 impl RequestRefusal {
+    /// Refusal of a request with a fault; `why` describes the fault. A parse error may repeat a text
+    /// of the request, and nothing limits the number of refusals in memory. So a long text is cut.
     pub(super) fn malformed(why: impl std::fmt::Display) -> Self {
+        let why = cut(why.to_string(), LONGEST_TEXT);
         Self(StatusCode::BAD_REQUEST, format!("{why}\n"))
     }
 
@@ -201,7 +206,7 @@ mod tests {
         let whole = reading.await.unwrap();
         assert_eq!(whole.bytes.len(), SMALL * 2);
         assert_eq!(&whole.bytes[SMALL - 1..=SMALL + 1], b"abc");
-        assert!(!is_free(&turns).await, "the turn lasts until the answer is sent");
+        assert!(!is_free(&turns).await, "the turn lasts until the answer may be sent");
         drop(whole);
         assert!(is_free(&turns).await);
     }
@@ -232,5 +237,11 @@ mod tests {
             assert_eq!(refusal.0, code, "{declared}");
         }
         drop(taken);
+    }
+
+    #[test]
+    fn a_refusal_does_not_repeat_a_long_text() {
+        let refusal = RequestRefusal::malformed("x".repeat(100_000));
+        assert_eq!(refusal.1.len(), LONGEST_TEXT + 1);
     }
 }

@@ -1,6 +1,7 @@
 //! Maximum lengths of texts that are stored and reported, and the cut of longer texts.
 
-/// Maximum length, in bytes, of a text that is written into a condition, an Event or an annotation.
+/// Maximum length, in bytes, of a text that is written into a condition, an Event or an annotation,
+/// or that admission answers.
 pub const LONGEST_TEXT: usize = 1024;
 /// Maximum length, in bytes, of a name, an address, a time or another short field of an object that
 /// is kept in memory.

@@ -24,6 +24,7 @@ use crate::api::{ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS};
 use crate::domain::conversion::annotations::values_to_parse;
 use crate::domain::conversion::{Version, convert};
 use crate::domain::limits::json_size::{maps, most_values};
+use crate::domain::limits::text::{LONGEST_TEXT, cut};
 
 const API_VERSION: &str = "apiextensions.k8s.io/v1";
 const KIND: &str = "ConversionReview";
@@ -104,7 +105,9 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
         .as_bytes(),
     );
     let before = answer.text.len();
+    // A parse error may repeat a text of the request. The message goes into the log, too.
     let failure = convert_all(&request, ReviewBudget::FULL, &mut answer).err();
+    let failure = failure.map(|why| cut(why, LONGEST_TEXT));
     let mut answer = answer.text;
     if let Some(message) = &failure {
         tracing::warn!(message, "cannot convert the objects of a review");

@@ -72,6 +72,13 @@ fn refused(objects: &str) -> String {
     answer["response"]["result"]["message"].as_str().unwrap().to_owned()
 }
 
+#[test]
+fn a_failure_does_not_repeat_a_long_text() {
+    let message = refused(&json!(["x".repeat(100_000)]).to_string());
+    assert!(message.starts_with("objects[0]: invalid type: string"), "{message:.100}");
+    assert_eq!(message.len(), LONGEST_TEXT);
+}
+
 /// Text with too many values is refused before it is parsed. The parsed values would take a hundred
 /// times the memory that the text takes.
 #[test]
