@@ -4,8 +4,8 @@
 //! * every request is answered before the API server's timeout. The answer to a refused request
 //!   contains a sentence that says why;
 //! * small requests do not wait for large ones, because each connection has memory for one small
-//!   request or answer. They are processed one at a time, sources take turns, and the thread does
-//!   other work between two of them;
+//!   request or answer. They are processed one at a time, reviews apart from conversions. Sources
+//!   take turns, and the thread does other work between two requests;
 //! * large reviews are read and answered one at a time, and so are large conversions
 //!   ([`LargeQueue`]). In both queues, sources take turns, and a turn begins only when more than a
 //!   small request has arrived. So the total memory of large requests is bounded, and two callers
@@ -75,8 +75,11 @@ pub struct Webhooks {
     reviews: LargeQueue,
     /// Queue of large conversions.
     conversions: LargeQueue,
-    /// Turn to process a small request.
-    small: Turns<ConnectionSource>,
+    /// Turn to process a small review.
+    small_reviews: Turns<ConnectionSource>,
+    /// Turn to process a small conversion. Reviews have a turn of their own, because any caller may
+    /// send conversions, also if reviews need a client certificate.
+    small_conversions: Turns<ConnectionSource>,
 }
 
 impl Webhooks {
@@ -87,8 +90,16 @@ impl Webhooks {
         known_only: bool,
         metrics: Metrics,
     ) -> Self {
-        let (reviews, conversions) = (LargeQueue::new(), LargeQueue::new());
-        Self { admission, me, known_only, metrics, reviews, conversions, small: Turns::new(1) }
+        Self {
+            admission,
+            me,
+            known_only,
+            metrics,
+            reviews: LargeQueue::new(),
+            conversions: LargeQueue::new(),
+            small_reviews: Turns::new(1),
+            small_conversions: Turns::new(1),
+        }
     }
 
     /// Router for the three paths.
@@ -114,7 +125,7 @@ impl Webhooks {
         }
         let mut sent = read(body, &self.reviews.turns, caller.source, REVIEW_LIMITS).await?;
         if sent.turn.is_none() {
-            self.small.pass(caller.source).await;
+            self.small_reviews.pass(caller.source).await;
             if let Some(answer) = if_small(&self.answer_review(stage, &sent.bytes).await?) {
                 return Ok(answer);
             }
@@ -149,7 +160,7 @@ impl Webhooks {
             Ok(answer)
         };
         if sent.turn.is_none() {
-            self.small.pass(caller.source).await;
+            self.small_conversions.pass(caller.source).await;
             if let Some(answer) = if_small(&work(&sent.bytes)?) {
                 return Ok(answer);
             }

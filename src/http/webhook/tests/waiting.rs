@@ -42,6 +42,30 @@ fn conversion_of(objects: &[Value]) -> Body {
     small(&review)
 }
 
+/// Small request for the review of a new object.
+fn review_of(plural: &str, object: &Value) -> Body {
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1", "operation": "CREATE", "name": "web", "namespace": "ns",
+            "resource": {
+                "group": "loadbalancer.harvesterhci.io", "version": "v1beta1", "resource": plural,
+            },
+            "userInfo": {"username": "eve"},
+            "object": object,
+        },
+    });
+    small(&review)
+}
+
+/// Review that needs no read from the API server.
+async fn mutation_of_a_load_balancer(webhooks: Arc<Webhooks>) -> Bytes {
+    let object = json!({"metadata": {"name": "web"}, "spec": {}});
+    let review = review_of("loadbalancers", &object);
+    let answer = webhooks.review(AdmissionStage::Mutation, caller(), review);
+    timeout(CONVERSION_DEADLINE, Box::pin(answer)).await.unwrap().unwrap()
+}
+
 fn small(review: &Value) -> Body {
     let review = review.to_string();
     assert!(review.len() <= SMALL, "{}", review.len());
@@ -70,4 +94,11 @@ async fn a_small_answer_takes_no_more_memory_than_its_text() {
     assert!(String::from_utf8_lossy(&answer).contains("objects[1]: "));
     let memory = answer.try_into_mut().unwrap().capacity();
     assert!(memory <= SMALL, "{memory} bytes");
+}
+
+#[tokio::test]
+async fn a_small_review_does_not_wait_for_conversions() {
+    let webhooks = webhooks();
+    let _turn = webhooks.small_conversions.take(source(2)).await;
+    mutation_of_a_load_balancer(webhooks.clone()).await;
 }
