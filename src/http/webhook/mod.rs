@@ -6,6 +6,9 @@
 //! * small requests do not wait for large ones, because each connection has memory for one small
 //!   request or answer. They are processed one at a time, reviews apart from conversions. Sources
 //!   take turns, and the thread does other work between two requests;
+//! * parsed objects of a small review are in memory only while the thread works on this review, or
+//!   while the review has one of the [`READERS`] places for reviews that need a read from the API
+//!   server;
 //! * large reviews are read and answered one at a time, and so are large conversions
 //!   ([`LargeQueue`]). In both queues, sources take turns, and a turn begins only when more than a
 //!   small request has arrived. So the total memory of large requests is bounded, and two callers
@@ -61,6 +64,10 @@ const REVIEW_LIMITS: BodyLimits =
 const CONVERSION_LIMITS: BodyLimits =
     BodyLimits { begins: Duration::from_secs(8), ..REVIEW_LIMITS };
 
+/// Maximum number of small reviews that read from the API server at the same time. The parsed
+/// objects of a small review may take a hundred times the memory of their text, about 4 MiB.
+const READERS: usize = 8;
+
 /// Webhooks, and the data from which they answer.
 pub struct Webhooks {
     /// Sources of the facts that the rules of admission need.
@@ -77,6 +84,8 @@ pub struct Webhooks {
     conversions: LargeQueue,
     /// Turn to process a small review.
     small_reviews: Turns<ConnectionSource>,
+    /// Places of small reviews that need a read from the API server.
+    readers: Turns<ConnectionSource>,
     /// Turn to process a small conversion. Reviews have a turn of their own, because any caller may
     /// send conversions, also if reviews need a client certificate.
     small_conversions: Turns<ConnectionSource>,
@@ -98,6 +107,7 @@ impl Webhooks {
             reviews: LargeQueue::new(),
             conversions: LargeQueue::new(),
             small_reviews: Turns::new(1),
+            readers: Turns::new(READERS),
             small_conversions: Turns::new(1),
         }
     }
@@ -123,17 +133,33 @@ impl Webhooks {
                 "a client certificate is required\n".to_owned(),
             ));
         }
-        let mut sent = read(body, &self.reviews.turns, caller.source, REVIEW_LIMITS).await?;
+        let source = caller.source;
+        let mut sent = read(body, &self.reviews.turns, source, REVIEW_LIMITS).await?;
         if sent.turn.is_none() {
-            self.small_reviews.pass(caller.source).await;
-            if let Some(answer) = if_small(&self.answer_review(stage, &sent.bytes).await?) {
+            self.small_reviews.pass(source).await;
+            if let Some(answer) = if_small(&self.answer_small(stage, &sent.bytes, source).await?) {
                 return Ok(answer);
             }
-            sent.turn = Some(self.reviews.turns.take(caller.source).await);
+            sent.turn = Some(self.reviews.turns.take(source).await);
         }
         let (handle, at) = (Handle::current(), self.clone());
         let work = move |bytes: &[u8]| handle.block_on(at.answer_review(stage, bytes));
         beside(&self.reviews, &caller, sent, work).await
+    }
+
+    /// Answers a small review. If the review needs a read from the API server, its parsed objects
+    /// are dropped until it has a place. Then the review is processed again.
+    async fn answer_small(
+        &self,
+        stage: AdmissionStage,
+        bytes: &[u8],
+        source: ConnectionSource,
+    ) -> Result<Vec<u8>, RequestRefusal> {
+        if let Some(answer) = self.answer_review(stage, bytes).now_or_never() {
+            return answer;
+        }
+        let _place = self.readers.take(source).await;
+        self.answer_review(stage, bytes).await
     }
 
     async fn answer_review(

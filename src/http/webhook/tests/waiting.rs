@@ -8,6 +8,8 @@ use crate::http::admission::tests::silent;
 
 /// Time in which a request that does not wait is answered.
 const MOMENT: Duration = Duration::from_millis(500);
+/// Time after which a review no longer waits for a read that gets no answer.
+const LONGER_THAN_READS: Duration = Duration::from_secs(3);
 
 fn webhooks() -> Arc<Webhooks> {
     let me = tokio::sync::watch::channel(String::new()).1;
@@ -101,4 +103,24 @@ async fn a_small_review_does_not_wait_for_conversions() {
     let webhooks = webhooks();
     let _turn = webhooks.small_conversions.take(source(2)).await;
     mutation_of_a_load_balancer(webhooks.clone()).await;
+}
+
+/// The parsed objects of a review are in memory while it waits for a read.
+#[tokio::test]
+async fn a_small_review_that_needs_a_read_waits_for_a_place_and_another_does_not() {
+    let webhooks = webhooks();
+    let mut places = Vec::new();
+    for _ in 0..READERS {
+        places.push(webhooks.readers.take(source(2)).await);
+    }
+    let pool = json!({
+        "metadata": {"name": "web"}, "spec": {"ranges": [{"subnet": "10.0.0.0/24"}]},
+    });
+    let review = review_of("ippools", &pool);
+    let mut answer =
+        Box::pin(webhooks.clone().review(AdmissionStage::Validation, caller(), review));
+    assert!(timeout(LONGER_THAN_READS, &mut answer).await.is_err(), "there is no place for it");
+    mutation_of_a_load_balancer(webhooks.clone()).await;
+    drop(places);
+    timeout(CONVERSION_DEADLINE, answer).await.unwrap().unwrap();
 }
