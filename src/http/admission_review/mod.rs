@@ -6,6 +6,8 @@
 //! if it has more values than any object needs. If a fact is not available, validation fails and
 //! mutation changes nothing.
 
+use json_patch::jsonptr::Pointer;
+use json_patch::{AddOperation, PatchOperation, RemoveOperation, ReplaceOperation};
 use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -28,6 +30,12 @@ const MOST_REFUSALS: usize = 20;
 const MOST_VALUES: usize = 100_000;
 /// Maximum number of maps in one object. The schema allows fewer than 5,000 maps.
 const MOST_MAPS: usize = 15_000;
+
+/// Paths of the maps whose fields a patch changes one by one. Any other value is replaced as a whole.
+/// So no path in a patch repeats a name that the caller has chosen, and a patch is not much longer
+/// than the object.
+const PATCHED: [&str; 6] =
+    ["", "/metadata", "/metadata/annotations", "/metadata/labels", "/spec", "/status"];
 
 /// Kind of the reviewed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -312,10 +320,35 @@ fn change(
     answer: &AdmissionAnswer,
 ) -> Option<Vec<u8>> {
     let (old, new) = (review.object.as_ref()?, answer.object.as_ref()?);
-    let patch = json_patch::diff(old, new);
-    (stage == AdmissionStage::Mutation && !patch.0.is_empty())
-        .then(|| serde_json::to_vec(&patch).ok())
-        .flatten()
+    let mut patch = Vec::new();
+    if stage == AdmissionStage::Mutation {
+        add_changes(Pointer::root(), old, new, &mut patch);
+    }
+    (!patch.is_empty()).then(|| serde_json::to_vec(&patch).ok()).flatten()
+}
+
+/// Adds to `patch` the operations that change the value `old` into `new`. `path`: path of the value
+/// in the object.
+fn add_changes(path: &Pointer, old: &Value, new: &Value, patch: &mut Vec<PatchOperation>) {
+    if old == new {
+        return;
+    }
+    let maps = old.as_object().zip(new.as_object());
+    let Some((before, after)) = maps.filter(|_| PATCHED.contains(&path.as_str())) else {
+        let replace = ReplaceOperation { path: path.to_buf(), value: new.clone() };
+        return patch.push(PatchOperation::Replace(replace));
+    };
+    for (key, value) in after {
+        let path = path.with_trailing_token(key);
+        match before.get(key) {
+            Some(old) => add_changes(&path, old, value, patch),
+            None => patch.push(PatchOperation::Add(AddOperation { path, value: value.clone() })),
+        }
+    }
+    for key in before.keys().filter(|key| !after.contains_key(*key)) {
+        let path = path.with_trailing_token(key);
+        patch.push(PatchOperation::Remove(RemoveOperation { path }));
+    }
 }
 
 /// Status of a refusal. kubectl shows only the causes: the field and the message of each. Other

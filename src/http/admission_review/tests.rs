@@ -1,6 +1,6 @@
 //! Tests of the envelope: refused requests, and the content of answers.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::*;
 
@@ -108,6 +108,8 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
     let mut object = asked()["request"]["object"].clone();
     object["spec"] = json!({"a/b": 1});
     object["extra"][0] = json!(2);
+    object["metadata"]["labels"] = json!({"a~b": "c"});
+    object["metadata"].as_object_mut().unwrap().remove("creationTimestamp");
     changed.object = Some(object.clone());
     let outcome = ReviewOutcome::Answered(changed);
     let response = answer(&outcome, AdmissionStage::Mutation);
@@ -128,6 +130,26 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
     };
     let response = answer(&ReviewOutcome::Answered(same), AdmissionStage::Mutation);
     assert_eq!(response, json!({"uid": "u-1", "allowed": true}));
+}
+
+/// A caller chooses the names of fields. A patch that repeated a long name for each change below it
+/// could have any length.
+#[test]
+fn a_patch_is_not_much_longer_than_the_object() {
+    let name = "x".repeat(10_000);
+    let review = |value: u8| {
+        let fields: Map<String, Value> =
+            (0..1_000).map(|n| (format!("f{n}"), json!(value))).collect();
+        let mut review = asked();
+        review["request"]["object"]["status"] = json!({name.as_str(): fields});
+        review
+    };
+    let new = review(1)["request"]["object"].clone();
+    let length = new.to_string().len();
+    let changed = AdmissionAnswer { object: Some(new), ..AdmissionAnswer::default() };
+    let review = parse(review(0).to_string().as_bytes()).unwrap();
+    let answer = ReviewOutcome::Answered(changed).render(&review, AdmissionStage::Mutation);
+    assert!(answer.len() < length * 2, "{} bytes", answer.len());
 }
 
 #[test]
