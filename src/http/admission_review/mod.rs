@@ -17,6 +17,7 @@ use super::admission::{AdmissionStage, RuleSources};
 use crate::api::GROUP;
 use crate::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation, Refusal};
 use crate::domain::limits::json_size::{maps, most_values};
+use crate::domain::limits::text::{LONGEST_TEXT, cut};
 use crate::k8s::CallError;
 
 /// Longest warning, in characters. Kubernetes recommends this maximum. The API server may cut a
@@ -352,9 +353,13 @@ fn add_changes(path: &Pointer, old: &Value, new: &Value, patch: &mut Vec<PatchOp
 }
 
 /// Status of a refusal. kubectl shows only the causes: the field and the message of each. Other
-/// clients show the message of the status.
+/// clients show the message of the status. Texts of more than [`LONGEST_TEXT`] bytes are cut.
 fn refusal(review: &ParsedReview, refusals: &[Refusal]) -> Value {
-    let shown = &refusals[..refusals.len().min(MOST_REFUSALS)];
+    let shown = refusals.iter().take(MOST_REFUSALS).map(|Refusal { field, message }| Refusal {
+        field: cut(field.clone(), LONGEST_TEXT),
+        message: cut(message.clone(), LONGEST_TEXT),
+    });
+    let shown: Vec<Refusal> = shown.collect();
     let mut sentences: Vec<String> = shown.iter().map(ToString::to_string).collect();
     let cause = |Refusal { field, message }: &Refusal| json!({"reason": "FieldValueInvalid", "field": field, "message": message});
     let causes: Vec<Value> = shown.iter().map(cause).collect();

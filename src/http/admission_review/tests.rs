@@ -103,6 +103,17 @@ fn refusals_are_whole_sentences_in_every_place() {
 }
 
 #[test]
+fn a_refusal_does_not_repeat_a_long_text() {
+    let mut refused = AdmissionAnswer::default();
+    for _ in 0..MOST_REFUSALS {
+        refused.refuse("f".repeat(100_000), "m".repeat(100_000));
+    }
+    let response = answer(&ReviewOutcome::Answered(refused), AdmissionStage::Validation);
+    let length = response.to_string().len();
+    assert!(length < MOST_REFUSALS * 5 * LONGEST_TEXT, "{length} bytes");
+}
+
+#[test]
 fn a_change_is_a_patch_that_fits_what_was_sent() {
     let mut changed = AdmissionAnswer::default();
     let mut object = asked()["request"]["object"].clone();

@@ -22,16 +22,21 @@ fn object(more: &str) -> String {
 
 /// An admission review of an object given as text.
 pub(crate) fn review(plural: &str, object: &str) -> String {
+    update(plural, object, r#"{"metadata":{"name":"web"},"spec":{},"status":{}}"#)
+}
+
+/// An admission review of a new and a stored object, both given as text.
+fn update(plural: &str, object: &str, old: &str) -> String {
     let asked = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
             "uid": "u-1", "operation": "UPDATE", "name": "web", "namespace": "default",
             "resource": {"group": GROUP, "version": "v1beta1", "resource": plural},
             "userInfo": {"username": "eve"},
-            "object": "HERE", "oldObject": {"metadata": {"name": "web"}, "spec": {}, "status": {}},
+            "object": "NEW", "oldObject": "OLD",
         },
     });
-    asked.to_string().replace("\"HERE\"", object)
+    asked.to_string().replace("\"NEW\"", object).replace("\"OLD\"", old)
 }
 
 pub(crate) fn repeated(count: usize, text: impl Fn(usize) -> String) -> String {
@@ -57,6 +62,8 @@ pub(crate) fn hostile() -> Vec<(&'static str, &'static str, String, u16)> {
     let listeners = repeated(14_000, |n| format!(r#"{{"name":"n{n}","port":{},"protocol":"TCP"}}"#, n + 1));
     let fields = |count: usize| repeated(count, |n| format!(r#""{n:x}":0"#));
     let large_quotes = "\\\"".repeat(120_000);
+    let long = "x".repeat(1 << 20);
+    let named = |fields: &str| format!(r#"{{"metadata":{{"name":"web"}},"spec":{{}},"status":{{"{long}":{{{fields}}}}}}}"#);
     let growing = object(&format!(r#""spec":{{"workloadType":"{large_quotes}"}}"#));
     vec![
         ("numbers", CONVERSION, conversion(&format!("[{}]", object(&format!(r#""spec":{{"x":{}}}"#, zeros(4_000_000))))), 200),
@@ -78,6 +85,8 @@ pub(crate) fn hostile() -> Vec<(&'static str, &'static str, String, u16)> {
         ("scopes", VALIDATION, review("ippools", &pool(format!(r#""ranges":[{{"subnet":"10.0.0.0/24"}}],"selector":{{"scope":[{}{{}}]}}"#, r#"{"namespace":"x"},"#.repeat(14_000)))), 200),
         ("holes", VALIDATION, review("ippools", &pool(format!(r#""ranges":[{{"subnet":"10.0.0.0/8","exclude":[{}]}}]"#, repeated(200_000, |n| format!(r#""10.{}.{}.{}""#, n >> 16, (n >> 8) & 255, n & 0xfe))))), 200),
         ("a deep status", VALIDATION, review("loadbalancers", &format!(r#"{{"metadata":{{}},"spec":{{}},"status":{}}}"#, deep(&zeros(90_000)))), 200),
+        ("a long name that is restored", MUTATION, update("loadbalancers", &named(r#""k":0"#), &named(&fields(200))), 200),
+        ("a long name that is compared", VALIDATION, update("loadbalancers", &named(&format!(r#"{},"z":0"#, fields(10_000))), &named(&format!(r#"{},"z":1"#, fields(10_000)))), 200),
         ("what is cut", VALIDATION, review("loadbalancers", &cut), 200),
         ("what travels, judged", VALIDATION, review("loadbalancers", &traveling), 200),
     ]

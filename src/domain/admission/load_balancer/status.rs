@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use serde_json::{Map, Value};
 
 use super::{AdmissionAnswer, LbRuleFacts, is_blank, is_guest, shown};
+use crate::limits::text::{LONGEST_TEXT, cut};
 use api::{DHCP_ADDRESS, READY};
 
 /// Maximum number of refusals, in one answer, for differences between the stored and the sent
@@ -177,7 +178,8 @@ fn owned(object: &Value, guest: bool) -> Value {
 }
 
 /// Adds to `found` the paths at which `old` and `new` differ, each with both values, until `found`
-/// has `MOST_REPORTED` entries. `path`: path of `old` and `new` in the object.
+/// has `MOST_REPORTED` entries. `path`: path of `old` and `new` in the object. A path of more than
+/// [`LONGEST_TEXT`] bytes is cut, because a caller chooses the names in it.
 fn compare<'a>(
     path: &str,
     old: &'a Value,
@@ -196,7 +198,8 @@ fn compare<'a>(
     let more = names(new).filter(|field| old.get(field.as_str()).is_none());
     for field in names(old).chain(more) {
         let at = |of: &'a Value| of.get(field.as_str()).unwrap_or(&UNSET);
-        compare(&format!("{path}.{field}"), at(old), at(new), found);
+        let path = cut(format!("{path}.{field}"), LONGEST_TEXT);
+        compare(&path, at(old), at(new), found);
     }
 }
 

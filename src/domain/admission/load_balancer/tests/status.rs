@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::limits::text::LONGEST_TEXT;
 use api::ANNOTATION_ALLOCATED;
 
 fn stored_guest() -> Value {
@@ -292,4 +293,16 @@ fn a_new_object_brings_no_status() {
     let answer = mutate(&request(None, &typed), &outside());
     assert_eq!(answer.warnings, Vec::<String>::new());
     assert_eq!(answer.object.unwrap()["status"], typed["status"]);
+}
+
+/// Each refusal repeats the names above its field, and a caller chooses the names.
+#[test]
+fn a_long_path_in_a_refusal_is_cut() {
+    let name = "x".repeat(100_000);
+    let new = with(vm(), "status", json!({name.as_str(): {"a": 1, "b": 2}}));
+    let refusals = update(&vm(), &new, &outside()).refusals;
+    assert_eq!(refusals.len(), 2, "{}", refusals.len());
+    for refusal in refusals {
+        assert_eq!(refusal.field.len(), LONGEST_TEXT);
+    }
 }
