@@ -3,8 +3,8 @@
 //! Invariants: every request is answered with a review for the same UID, or refused with a
 //! sentence that says why. An object is retained as it was sent, with all fields, so that a patch
 //! fits it. The values of an object are counted before it is parsed. An object is refused unparsed
-//! if it has more values than any object needs. If a fact is not available, validation fails and
-//! mutation changes nothing.
+//! if it is larger or has more values than any object needs. If a fact is not available, validation
+//! fails and mutation changes nothing.
 
 use json_patch::jsonptr::Pointer;
 use json_patch::{AddOperation, PatchOperation, RemoveOperation, ReplaceOperation};
@@ -26,15 +26,18 @@ const LONGEST_WARNING: usize = 120;
 const MOST_WARNINGS: usize = 16;
 /// Maximum number of refusals in one answer.
 const MOST_REFUSALS: usize = 20;
+/// Maximum size of one object, in MiB. The API server accepts requests of up to 3 MiB, and etcd
+/// stores objects of up to 1.5 MiB.
+const LARGEST_OBJECT_MIB: usize = 3;
 /// Maximum number of values in one object. A full ledger has 40,000 values. The schema allows no
 /// LoadBalancer with more than 40,000 values.
 const MOST_VALUES: usize = 100_000;
 /// Maximum number of maps in one object. The schema allows fewer than 5,000 maps.
 const MOST_MAPS: usize = 15_000;
 
-/// Paths of the maps whose fields a patch changes one by one. Any other value is replaced as a whole.
-/// So no path in a patch repeats a name that the caller has chosen, and a patch is not much longer
-/// than the object.
+/// Paths of the maps whose fields a patch changes one by one. Any other value is replaced as a
+/// whole. So no path in a patch repeats a name that the caller has chosen, and a patch is not much
+/// longer than the object.
 const PATCHED: [&str; 6] =
     ["", "/metadata", "/metadata/annotations", "/metadata/labels", "/spec", "/status"];
 
@@ -59,8 +62,8 @@ pub struct ParsedReview {
     in_v1alpha1: bool,
     object: Option<Value>,
     old: Option<Value>,
-    /// Field of the request that was not parsed, because it has too many values or maps. `None`:
-    /// every field was parsed.
+    /// Field of the request that was not parsed, because it is too large, or has too many values or
+    /// maps. `None`: every field was parsed.
     too_large: Option<&'static str>,
 }
 
@@ -160,14 +163,18 @@ pub fn parse(bytes: &[u8]) -> Result<ParsedReview, String> {
         let Some(text) = text else {
             return if is_needed { Err(format!("request.{field}: missing")) } else { Ok(None) };
         };
-        if !text.get().starts_with('{') {
+        let text = text.get();
+        if !text.starts_with('{') {
             return Err(format!("request.{field}: must be an object"));
         }
-        if most_values(text.get()) > MOST_VALUES || maps(text.get()) > MOST_MAPS {
+        let is_too_large = text.len() > (LARGEST_OBJECT_MIB << 20)
+            || most_values(text) > MOST_VALUES
+            || maps(text) > MOST_MAPS;
+        if is_too_large {
             too_large = Some(field);
             return Ok(None);
         }
-        let object = serde_json::from_str(text.get());
+        let object = serde_json::from_str(text);
         object.map(Some).map_err(|e| format!("not an AdmissionReview: request.{field}: {e}"))
     };
     let object = read("object", request.object, new)?;
@@ -239,7 +246,7 @@ pub async fn apply_rules(
     answer.map_or_else(ReviewOutcome::Unknown, ReviewOutcome::Answered)
 }
 
-/// Answer for an object that has too many values and was not parsed. Mutation lets the object pass
+/// Answer for an object that is too large and was not parsed. Mutation lets the object pass
 /// unchanged, because validation comes next and refuses the object.
 fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
@@ -247,7 +254,7 @@ fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
         let which = if field == "object" { "the object" } else { "the stored object" };
         answer.refuse(
             "",
-            format!("{which} has more than {MOST_VALUES} values or {MOST_MAPS} maps: no object of this kind needs so many; shorten its lists and maps"),
+            format!("{which} has more than {LARGEST_OBJECT_MIB} MiB, {MOST_VALUES} values or {MOST_MAPS} maps: no object of this kind needs so many; shorten its texts, lists and maps"),
         );
     }
     answer

@@ -177,7 +177,7 @@ fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
 }
 
 /// An object with too many values is not parsed. The parsed values would take many times the memory
-/// that the text takes.
+/// that the text takes. An object that is too large is not parsed either.
 #[test]
 fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let mut review = asked();
@@ -188,14 +188,20 @@ fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let response = answer(&refused, AdmissionStage::Validation);
     assert_eq!(response["allowed"], false);
     let message = response["status"]["message"].as_str().unwrap();
-    let expected = "the object has more than 100000 values or 15000 maps: ";
+    let expected = "the object has more than 3 MiB, 100000 values or 15000 maps: ";
     assert!(message.starts_with(expected), "{message}");
     let passed = ReviewOutcome::Answered(unread(AdmissionStage::Mutation, "object"));
     assert_eq!(answer(&passed, AdmissionStage::Mutation), json!({"uid": "u-1", "allowed": true}));
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![json!({}); MOST_MAPS]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, Some("object"));
-    // An object with fewer values than `MOST_VALUES` is parsed.
+    let mut review = asked();
+    review["request"]["object"]["extra"] = json!("x".repeat(LARGEST_OBJECT_MIB << 20));
+    assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, Some("object"));
+    // An object within the limits is parsed.
+    let mut review = asked();
+    review["request"]["object"]["extra"] = json!("x".repeat((LARGEST_OBJECT_MIB << 20) - 1_000));
+    assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, None);
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![0; MOST_VALUES - 10]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, None);
