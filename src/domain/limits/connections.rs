@@ -5,8 +5,8 @@
 //! sent. If there is no room, the source with the most connections loses a connection that has no
 //! whole request: the one whose phase began first. But no source loses a connection to a source
 //! that has as many. So a source that opens many connections takes none from a source with few,
-//! even if all its own are busy. An API server has few connections and uses them, so it loses no
-//! connection.
+//! even if all its own are busy: then it loses the new one. An API server has few connections and
+//! uses them, so it loses no connection.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -101,7 +101,8 @@ impl<T> ConnectionTable<T> {
 
     /// Removes and returns the connection that must be closed before a new one from `newcomer` is
     /// added. `Ok(None)`: the table is not full, so no connection is removed. `Err`: the table is
-    /// full, and no connection may be closed for this source.
+    /// full, and no connection may be closed for this source. The error says whether the new
+    /// connection may wait.
     pub fn make_room(
         &mut self,
         newcomer: ConnectionSource,
@@ -118,7 +119,12 @@ impl<T> ConnectionTable<T> {
             let (number, seat) = may_go.min_by_key(|(_, seat)| seat.since)?;
             Some((seats.len(), std::cmp::Reverse(seat.since), *source, *number))
         };
-        let (had, _, source, number) = self.seats.iter().filter_map(oldest).max().ok_or(NoRoom)?;
+        let Some((had, _, source, number)) = self.seats.iter().filter_map(oldest).max() else {
+            let others = self.seats.iter().filter(|(source, _)| **source != newcomer);
+            let most = others.map(|(_, seats)| seats.len()).max();
+            let is_greedy = most.is_some_and(|most| most <= own);
+            return Err(if is_greedy { NoRoom::Refused { had: own } } else { NoRoom::ForNow });
+        };
         let gone = self.leave(ConnectionKey { source, number });
         Ok(gone.map(|ends| EvictedConnection { ends, source, had }))
     }
@@ -167,7 +173,16 @@ impl<T> ConnectionTable<T> {
 /// being processed, or an answer that is being sent, or belongs to a source that has no more
 /// connections than the source of the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoRoom;
+pub enum NoRoom {
+    /// The new connection waits until another one ends or becomes idle.
+    ForNow,
+    /// The new connection must be closed, because no other source has more connections. If it
+    /// waited, connections of other sources would wait behind it.
+    Refused {
+        /// Number of connections that the source of the new one has.
+        had: usize,
+    },
+}
 
 #[cfg(test)]
 mod tests {
@@ -231,7 +246,7 @@ mod tests {
             assert_eq!(table.make_room(source(3)).unwrap().unwrap().ends, "third");
             let (third, _) = come(&mut table, source(2), 4, "third");
             table.set_phase(third, busy, s(6));
-            assert_eq!(table.make_room(source(3)).unwrap_err(), NoRoom);
+            assert_eq!(table.make_room(source(3)).unwrap_err(), NoRoom::ForNow);
             table.set_phase(third, ConnectionPhase::Asking, s(7));
         }
         assert_eq!(table.leave(first), Some("first"));
@@ -251,13 +266,22 @@ mod tests {
             let (busy, _) = come(&mut table, source(2), at, "busy");
             table.set_phase(busy, ConnectionPhase::Working, s(at));
         }
-        assert_eq!(table.make_room(source(2)).unwrap_err(), NoRoom);
+        assert_eq!(table.make_room(source(2)).unwrap_err(), NoRoom::Refused { had: 3 });
         // The other source replaces one of its own connections, and a source without connections
         // may replace any.
         assert_eq!(table.make_room(source(1)).unwrap().unwrap().had, 2);
         let (idle, _) = come(&mut table, source(1), 6, "api");
         table.set_phase(idle, ConnectionPhase::Idle, s(6));
         assert_eq!(table.make_room(source(3)).unwrap().unwrap().ends, "api");
+    }
+
+    /// If there is no other source, a new connection delays only others of its own source.
+    #[test]
+    fn a_new_connection_of_the_only_source_waits() {
+        let mut table = ConnectionTable::new(1);
+        let (busy, _) = come(&mut table, source(1), 1, ());
+        table.set_phase(busy, ConnectionPhase::Working, s(1));
+        assert_eq!(table.make_room(source(1)).unwrap_err(), NoRoom::ForNow);
     }
 
     /// A thousand connections from one source never cause a connection of another source to be

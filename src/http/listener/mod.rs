@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::domain::limits::connections::{
-    ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable,
+    ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable, NoRoom,
 };
 use crate::locks::lock;
 use crate::metrics::Metrics;
@@ -168,27 +168,34 @@ impl ListenerState {
     }
 
     /// Waits until there is room for one more connection. Then serves `stream` in a new task of
-    /// `tasks`.
+    /// `tasks`. Closes `stream` if its source has too many connections.
     async fn take_in(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr, tasks: &TaskTracker) {
         let source = ConnectionSource::of(peer.ip());
-        self.make_room(source).await;
+        if !self.make_room(source).await {
+            return;
+        }
         let (seat, gone) = self.seat(source);
         tasks.spawn(self.clone().connection(stream, seat, gone));
     }
 
     /// Makes room for one more connection of `newcomer`. If there is none, ends the connection
     /// that [`ConnectionTable::make_room`] chooses. While no connection may be ended, waits.
-    async fn make_room(&self, newcomer: ConnectionSource) {
+    /// Returns false if the new connection must be closed instead.
+    async fn make_room(&self, newcomer: ConnectionSource) -> bool {
         loop {
             let moved = self.moved.notified();
             let evicted = self.connections().make_room(newcomer);
             match evicted {
-                Ok(None) => return,
+                Ok(None) => return true,
                 Ok(Some(evicted)) => {
                     evicted.ends.cancel();
                     self.report_eviction(evicted.source, evicted.had);
                 }
-                Err(_) => moved.await,
+                Err(NoRoom::ForNow) => moved.await,
+                Err(NoRoom::Refused { had }) => {
+                    self.report_eviction(newcomer, had);
+                    return false;
+                }
             }
         }
     }
@@ -204,7 +211,7 @@ impl ListenerState {
                 %source,
                 connections = had,
                 most = self.server.connections,
-                "too many connections: closing the oldest connection of the source that has the most"
+                "too many connections: closing one of the source that has the most"
             );
         }
     }
@@ -305,6 +312,7 @@ fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration>
 mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpSocket;
     use tokio_rustls::rustls::pki_types::ServerName;
 
     use super::*;
@@ -386,6 +394,41 @@ mod tests {
         let answer = ask(&mut fresh).await;
         assert!(answer.ends_with("here") && answer.contains("connection: close"), "{answer}");
         serving.await.unwrap();
+    }
+
+    /// If the new connection waited for room, those of other sources would wait behind it.
+    #[tokio::test]
+    async fn a_source_whose_connections_are_all_busy_does_not_hold_up_another_source() {
+        let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let wait = get(move || {
+            let _ = said.send(());
+            std::future::pending::<&'static str>()
+        });
+        let server = server(None, ServerShutdown::default());
+        let app = server.app.clone().route("/wait", wait);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(Server { app, connections: 3, ..server }.serve(listener));
+        let stranger = async || {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+            socket.connect(address).await.unwrap()
+        };
+        let ask = async |caller: &mut TcpStream, path: &str| {
+            let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+            caller.write_all(head.as_bytes()).await.unwrap();
+        };
+        let mut busy = [stranger().await, stranger().await];
+        for caller in &mut busy {
+            ask(caller, "/wait").await;
+            heard.recv().await.unwrap();
+        }
+        for _ in 0..2 {
+            let mut caller = TcpStream::connect(address).await.unwrap();
+            ask(&mut caller, "/").await;
+            caller.read_u8().await.unwrap();
+            timeout(WIND_DOWN * 10, stranger().await.read_u8()).await.unwrap().unwrap_err();
+        }
     }
 
     #[test]
