@@ -223,8 +223,8 @@ async fn a_large_request_does_not_wait_long_for_answers_that_are_not_read() -> R
     let peak = operator.process.peak_rss_kib().context("no RSS")?;
     println!("the answer after {took:?}, peak RSS {rest} -> {peak} KiB");
     ensure!(code == 200, "{code} {said:.300}");
-    // Two strangers have a turn before, each of about a second. Without a limit each has five.
-    ensure!(took < Duration::from_secs(7), "{took:?}");
+    // Three answers of strangers come before, each for a second. Without a limit each has 5 s.
+    ensure!(took < Duration::from_secs(10), "{took:?}");
     ensure!(peak < rest + MEMORY_KIB, "{rest} -> {peak} KiB");
     Ok(())
 }
