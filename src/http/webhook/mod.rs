@@ -46,7 +46,7 @@ pub const VALIDATION: &str = "/v1/webhook/validation";
 /// Path for conversions between versions.
 pub const CONVERSION: &str = "/v1/webhook/conversion";
 /// Maximum number of connections at the same time. Each connection may hold one small request in
-/// memory, so all connections together hold at most 24 MiB.
+/// memory, so the small requests of all connections have at most 24 MiB.
 pub const CONNECTIONS: usize = 768;
 
 /// Deadline for the answer to a review. The API server waits 5 s for it (`timeoutSeconds`).
