@@ -415,8 +415,8 @@ mod tests {
             socket.connect(address).await.unwrap()
         };
         let ask = async |caller: &mut TcpStream, path: &str| {
-            let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
-            caller.write_all(head.as_bytes()).await.unwrap();
+            let text = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+            caller.write_all(text.as_bytes()).await.unwrap();
         };
         let mut busy = [stranger().await, stranger().await];
         for caller in &mut busy {
