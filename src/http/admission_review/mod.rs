@@ -335,27 +335,27 @@ fn change(
     (!patch.is_empty()).then(|| serde_json::to_vec(&patch).ok()).flatten()
 }
 
-/// Adds to `patch` the operations that change the value `old` into `new`. `at`: path of the value
+/// Adds to `changes` the operations that change the value `old` into `new`. `at`: path of the value
 /// in the object.
-fn add_changes(at: &Pointer, old: &Value, new: &Value, patch: &mut Vec<PatchOperation>) {
+fn add_changes(at: &Pointer, old: &Value, new: &Value, changes: &mut Vec<PatchOperation>) {
     if old == new {
         return;
     }
     let maps = old.as_object().zip(new.as_object());
     let Some((before, after)) = maps.filter(|_| PATCHED.contains(&at.as_str())) else {
         let replace = ReplaceOperation { path: at.to_buf(), value: new.clone() };
-        return patch.push(PatchOperation::Replace(replace));
+        return changes.push(PatchOperation::Replace(replace));
     };
     for (key, value) in after {
         let path = at.with_trailing_token(key);
         match before.get(key) {
-            Some(old) => add_changes(&path, old, value, patch),
-            None => patch.push(PatchOperation::Add(AddOperation { path, value: value.clone() })),
+            Some(old) => add_changes(&path, old, value, changes),
+            None => changes.push(PatchOperation::Add(AddOperation { path, value: value.clone() })),
         }
     }
     for key in before.keys().filter(|key| !after.contains_key(*key)) {
         let path = at.with_trailing_token(key);
-        patch.push(PatchOperation::Remove(RemoveOperation { path }));
+        changes.push(PatchOperation::Remove(RemoveOperation { path }));
     }
 }
 
