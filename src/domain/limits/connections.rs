@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(table.make_room(source(3)).unwrap().unwrap().ends, "api");
     }
 
-    /// If there is no other source, a new connection delays only others of its own source.
+    /// A new connection of the only source delays only others of its own source.
     #[test]
     fn a_new_connection_of_the_only_source_waits() {
         let mut table = ConnectionTable::new(1);

@@ -396,7 +396,7 @@ mod tests {
         serving.await.unwrap();
     }
 
-    /// If the new connection waited for room, those of other sources would wait behind it.
+    /// The new connection is closed. If it waited for room, those of other sources would wait behind it.
     #[tokio::test]
     async fn a_source_whose_connections_are_all_busy_does_not_hold_up_another_source() {
         let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();

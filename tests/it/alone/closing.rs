@@ -125,9 +125,15 @@ async fn no_call_is_lost_when_its_connection_ends() -> Result<()> {
     Ok(())
 }
 
-/// Opens connections without a handshake, and connections after it, and keeps the newest of all.
-async fn flood(address: SocketAddr, bundle: &str, held: &mut Vec<TcpStream>) -> Result<()> {
-    for _ in 0..40 {
+/// Opens `bare` connections without a handshake, and connections after it, and keeps the newest of
+/// all.
+async fn flood(
+    address: SocketAddr,
+    bundle: &str,
+    bare: usize,
+    held: &mut Vec<TcpStream>,
+) -> Result<()> {
+    for _ in 0..bare {
         held.push(TcpStream::connect(address).await?);
     }
     let greeted = futures::future::join_all((0..4).map(|_| connect(address, bundle, None))).await;
@@ -150,13 +156,15 @@ async fn no_call_is_lost_when_connections_are_evicted() -> Result<()> {
     let load = Load::start(&cluster.client, 100)?;
     let evictions = async || operator.metric("hgo_connections_evicted_total", &["admission"]).await;
     let mut held = Vec::new();
+    // All at once, because the listener closes a connection that begins no handshake in time: on a
+    // slow machine, a few at a time would never fill it.
     eventually(LATER, "many evictions", async || {
-        flood(address, &bundle, &mut held).await?;
+        flood(address, &bundle, HELD, &mut held).await?;
         anyhow::Ok(evictions().await? >= 200.0)
     })
     .await?;
     while load.goes_on() {
-        flood(address, &bundle, &mut held).await?;
+        flood(address, &bundle, 40, &mut held).await?;
         sleep(PAUSE).await;
     }
     let sent = load.end_after(500).await?;
