@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use testbed::{Operator, Proxy, Stalls, Start};
 
-use crate::support::{Cluster, beside_bare_writes, shows};
+use crate::support::{Cluster, SERVED_AGAIN, beside_bare_writes, shows};
 
 async fn behind(cluster: &Cluster) -> Result<(Proxy, Operator)> {
     let proxy = Proxy::start(&cluster.bed).await?;
@@ -46,7 +46,8 @@ async fn a_silent_api_server_costs_fifteen_seconds_at_most() -> Result<()> {
         cluster.addressed(42).await?;
         Ok((idle, stalls.elapsed(since)))
     };
-    let ((idle, busy), most) = beside_bare_writes(&cluster, &stalls, silences).await?;
+    let ((idle, busy), most) =
+        beside_bare_writes(&cluster, &stalls, SERVED_AGAIN, silences).await?;
     println!("served {idle:?} after a silence, and {busy:?} after one in a burst of 40");
     ensure!(idle < most && busy < most, "{idle:?} and {busy:?}, more than {most:?}");
 

@@ -1,4 +1,5 @@
-//! Limit for the time to an address while the leader changes, or lists and watches anew.
+//! Limits of times that grow with the time of a bare write, so that a busy machine does not break
+//! them.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +12,22 @@ use testbed::Stalls;
 
 use super::Cluster;
 
-/// Longest time to an address if the API server answers at once.
-const MOST: Duration = Duration::from_secs(15);
-/// Calls that follow each other from the creation of a LoadBalancer to its address, if a leader
-/// starts or lists anew meanwhile: for the Lease, the lists, the claim and the address.
+/// Longest time to an address while the leader changes, or lists and watches anew, if the API server
+/// answers at once.
+pub(crate) const SERVED_AGAIN: Duration = Duration::from_secs(15);
+/// Calls that follow each other from a change of a LoadBalancer to its address, if a leader starts or
+/// lists anew meanwhile (the Lease, the lists, the claim, the address), or if its Service is made anew.
 const CALLS: u32 = 20;
 /// Pause between two bare writes.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Runs `work`, and beside it writes an object that has no controller, again and again. Returns the
-/// result of `work`, and the limit for the time to an address: [`MOST`], and for each of [`CALLS`]
-/// the longest time of such a write.
+/// result of `work`, and the limit for the time to an address: `most`, and for each of [`CALLS`] the
+/// longest time of such a write. `most`: the limit if the API server answers at once.
 pub(crate) async fn beside_bare_writes<T>(
     cluster: &Cluster,
     stalls: &Stalls,
+    most: Duration,
     work: impl Future<Output = Result<T>>,
 ) -> Result<(T, Duration)> {
     let maps = Api::<ConfigMap>::namespaced(cluster.client.clone(), "default");
@@ -46,5 +49,5 @@ pub(crate) async fn beside_bare_writes<T>(
         () = writes => unreachable!("the writes do not end"),
     };
     println!("the longest bare write took {longest:?}");
-    Ok((done, MOST + CALLS * longest))
+    Ok((done, most + CALLS * longest))
 }

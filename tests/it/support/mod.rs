@@ -20,7 +20,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Operator, Shared, Start, eventually};
 
-pub(crate) use self::floor::beside_bare_writes;
+pub(crate) use self::floor::{SERVED_AGAIN, beside_bare_writes};
 pub(crate) use self::operators::{nothing_failed, shows, unanswered, writes};
 pub(crate) use self::pools::pool;
 

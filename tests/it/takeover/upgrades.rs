@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use testbed::{Stalls, Start, eventually};
 
 use super::harvester::{CONTROLLER, Harvester};
-use crate::support::{Cluster, LATER, SOON, beside_bare_writes, shows};
+use crate::support::{Cluster, LATER, SERVED_AGAIN, SOON, beside_bare_writes, shows};
 
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 const CRDS: [&str; 2] = [IP_POOLS, "loadbalancers.loadbalancer.harvesterhci.io"];
@@ -155,7 +155,7 @@ async fn an_upgrade_of_harvester_while_guests_come_and_go_loses_no_claim() -> Re
         anyhow::Ok(())
     };
     let work = async { tokio::try_join!(guests, upgrade) };
-    let ((longest, ()), most) = beside_bare_writes(&cluster, &stalls, work).await?;
+    let ((longest, ()), most) = beside_bare_writes(&cluster, &stalls, SERVED_AGAIN, work).await?;
     let longest = longest.into_iter().max().unwrap_or_default();
     println!("{served:?} LoadBalancers came and went, the slowest was served after {longest:?}");
     ensure!(longest < most, "an address took {longest:?}, and may take {most:?}");

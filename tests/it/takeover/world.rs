@@ -15,7 +15,7 @@ use testbed::{Stalls, eventually};
 
 use super::harvester::{FINALIZERS, Harvester};
 use crate::other_controller::REMOVAL_FAILS;
-use crate::support::{Cluster, LATER, SOON, beside_bare_writes};
+use crate::support::{Cluster, LATER, SERVED_AGAIN, SOON, beside_bare_writes};
 
 /// LoadBalancers and VMs, each VM with an instance. With 2,000 and 5,000 the test passes as well.
 const LBS: u32 = 200;
@@ -179,7 +179,8 @@ async fn a_harvester_with_each_known_fault_keeps_its_addresses() -> Result<()> {
         ran
     };
     let work = async { tokio::try_join!(ran, guests(&cluster, &stalls, &over)) };
-    let (((ok, _), longest), most) = beside_bare_writes(&cluster, &stalls, work).await?;
+    let (((ok, _), longest), most) =
+        beside_bare_writes(&cluster, &stalls, SERVED_AGAIN, work).await?;
     println!("{LBS} LoadBalancers and {VMS} VMs taken over in {:?}", began.elapsed());
     ensure!(ok, "the take-over failed");
     ensure!(longest < most, "an address took {longest:?}, and may take {most:?}");
