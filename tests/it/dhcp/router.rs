@@ -67,11 +67,12 @@ fn ask(address: &Mutex<Ipv4Addr>, over: &AtomicBool) -> Result<Vec<bool>> {
     socket.set_nonblocking(true)?;
     let mut answered = Vec::new();
     let mut answer = [0; 8];
-    // Answers that are under way at the end have a second to arrive.
-    let mut rest = 50;
+    // Answers that are under way at the end have ten seconds to arrive. The last request is the last
+    // one that the echo answers.
+    let mut rest = 500;
     while rest > 0 {
         if over.load(Ordering::Relaxed) {
-            rest -= 1;
+            rest = if answered.last() == Some(&true) { 0 } else { rest - 1 };
         } else {
             // The kernel reports an error if the route is not known.
             let to = *address.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
