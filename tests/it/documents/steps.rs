@@ -31,7 +31,7 @@ pub(super) async fn renew_all(desk: &Desk, bed: &Bed, names: [&str; 2]) -> Resul
         found.map(|block| block.text.clone()).with_context(|| format!("no block of {language}"))
     };
     let (commands, shown, listing) = (first("sh")?, first("text")?, first("console")?);
-    bed.kubectl(&["delete", "namespace", NAMESPACE, "--wait", "--timeout=1m"]).await?;
+    bed.kubectl(&["delete", "namespace", NAMESPACE, "--wait", "--timeout=5m"]).await?;
 
     let began = Instant::now();
     let mut screen = String::new();
