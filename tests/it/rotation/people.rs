@@ -190,7 +190,7 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
 async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     let cluster = cluster().await?;
     let (proxy, _operator) = behind_proxy(&cluster).await?;
-    cluster.rotation(spec(&[("overlapSeconds", json!(4))])).await?;
+    cluster.rotation(spec(&[("overlapSeconds", json!(15))])).await?;
     cluster.published(1).await?;
     let (value, first) = (cluster.value().await?, cluster.token().await?);
     let bound_secret = cluster.bound_secrets().await?.into_iter().next();
@@ -206,7 +206,8 @@ async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     proxy.set_rule(move |call| {
         let counts = call.method == "GET" && call.path.ends_with("/secrets/guest");
         match (counts && Utc::now() >= end).then(|| seen.fetch_add(1, Ordering::Relaxed)) {
-            Some(1) => Verdict::Delay(Duration::from_secs(3)),
+            // Shorter than the deadline of the call, 5 s.
+            Some(1) => Verdict::Delay(Duration::from_secs(4)),
             _ => Verdict::Pass,
         }
     });
