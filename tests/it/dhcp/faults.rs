@@ -71,7 +71,7 @@ fn udhcpd_is_gone_and_another_one_takes_over() -> Result<()> {
 /// The cable is out for less than a lease, then for longer.
 #[test]
 fn a_cable_is_pulled_for_less_and_for_longer_than_a_lease() -> Result<()> {
-    let scope = Scope::new([10, 77, 0, 1]).seconds(24).timers(20, 22);
+    let scope = Scope::new([10, 77, 0, 1]).seconds(60).timers(50, 55);
     on_site(Kind::Isc, scope, async |site: Site| {
         let agent = site.agent().await?;
         let web = site.lease("web").await?;
@@ -86,7 +86,7 @@ fn a_cable_is_pulled_for_less_and_for_longer_than_a_lease() -> Result<()> {
         site.segment.cable(&site.port, true).await?;
         let again = site.renewed("web", &first).await?;
         ensure!(again.address == first.address, "{again:?}");
-        ensure!(end(&again)? - end(&first)? < TimeDelta::seconds(12), "{again:?} after {first:?}");
+        ensure!(end(&again)? - end(&first)? < TimeDelta::seconds(40), "{again:?} after {first:?}");
 
         site.segment.cable(&site.port, false).await?;
         eventually(LATER, "loss of the address", async || {
