@@ -340,7 +340,7 @@ mod tests {
         let (settings, connector) = tls::tests::pair();
         tokio::spawn(server(Some(settings), ServerShutdown::default()).serve(listener));
         // Connection between the caller and the server. It delays each of the caller's first two
-        // writes by 3/4 of the time limit.
+        // writes by 5/8 of the time limit.
         let (near, far) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
             let (mut asked, mut answers) = tokio::io::split(far);
@@ -352,7 +352,7 @@ mod tests {
             let mut part = vec![0; 1 << 14];
             for _ in 0..2 {
                 let read = asked.read(&mut part).await.unwrap();
-                sleep(HANDSHAKE * 3 / 4).await;
+                sleep(HANDSHAKE * 5 / 8).await;
                 asks.write_all(&part[..read]).await.unwrap();
             }
             let _ = tokio::io::copy(&mut asked, &mut asks).await;
