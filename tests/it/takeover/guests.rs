@@ -221,7 +221,7 @@ async fn a_guest_sees_nothing_of_a_take_over_and_of_the_way_back() -> Result<()>
         }
         Ok(())
     };
-    let ((), most) = beside_bare_writes(&cluster, &stalls, GIVES_UP, ways).await?;
+    let ((), most) = beside_bare_writes(&cluster, &stalls, GIVES_UP, Box::pin(ways)).await?;
     let longest = guest.longest.max(other.longest);
     ensure!(longest < most, "a Service had no address for {longest:?}, more than {most:?}");
     let services = guest.services.into_iter().chain(other.services);

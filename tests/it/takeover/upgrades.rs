@@ -155,7 +155,8 @@ async fn an_upgrade_of_harvester_while_guests_come_and_go_loses_no_claim() -> Re
         anyhow::Ok(())
     };
     let work = async { tokio::try_join!(guests, upgrade) };
-    let ((longest, ()), most) = beside_bare_writes(&cluster, &stalls, SERVED_AGAIN, work).await?;
+    let ((longest, ()), most) =
+        beside_bare_writes(&cluster, &stalls, SERVED_AGAIN, Box::pin(work)).await?;
     let longest = longest.into_iter().max().unwrap_or_default();
     println!("{served:?} LoadBalancers came and went, the slowest was served after {longest:?}");
     ensure!(longest < most, "an address took {longest:?}, and may take {most:?}");

@@ -180,7 +180,7 @@ async fn a_harvester_with_each_known_fault_keeps_its_addresses() -> Result<()> {
     };
     let work = async { tokio::try_join!(ran, guests(&cluster, &stalls, &over)) };
     let (((ok, _), longest), most) =
-        beside_bare_writes(&cluster, &stalls, SERVED_AGAIN, work).await?;
+        beside_bare_writes(&cluster, &stalls, SERVED_AGAIN, Box::pin(work)).await?;
     println!("{LBS} LoadBalancers and {VMS} VMs taken over in {:?}", began.elapsed());
     ensure!(ok, "the take-over failed");
     ensure!(longest < most, "an address took {longest:?}, and may take {most:?}");

@@ -28,7 +28,8 @@ async fn a_stopped_vm_is_out_of_the_slice_within_two_seconds() -> Result<()> {
     let before = latency(&operator).await?;
     let stalls = Stalls::watch()?;
     let stopping = stops(guest, &versions, &stalls);
-    let (mut times, most) = beside_bare_writes(&cluster, &stalls, LIMIT, stopping).await?;
+    let (mut times, most) =
+        beside_bare_writes(&cluster, &stalls, LIMIT, Box::pin(stopping)).await?;
     for (what, times) in ["shut down", "failed", "deleted"].iter().zip(&mut times) {
         times.sort();
         println!("{what}: from the first write to the slice, median {:?}", times[times.len() / 2]);
