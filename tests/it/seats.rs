@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -21,9 +20,6 @@ use crate::support::{Cluster, SOON};
 /// defaults the API server has 600, of which 245 are for ServiceAccounts and 121 are lent to them
 /// by other priority levels.
 const EACH: Duration = Duration::from_millis(20);
-/// Number of the tenant's processes, each of which waits for one connection at a time. So a slow
-/// handshake does not slow down the others.
-const PROCESSES: u32 = 8;
 /// Time without an answer after which a request counts as waiting for a seat.
 const NO_ANSWER: Duration = Duration::from_secs(3);
 /// Duration of the attack: the API server lends seats after 10 s, and the operator's lease duration
@@ -40,7 +36,7 @@ async fn slow_requests(cluster: &Cluster, token: &str) -> Result<Infallible> {
          Host: kubernetes\r\nAuthorization: Bearer {token}\r\n\
          Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
     );
-    let (mut pace, mut open) = (interval(EACH * PROCESSES), Vec::new());
+    let (mut pace, mut open) = (interval(EACH), Vec::new());
     loop {
         pace.tick().await;
         let mut stream = connect(cluster.bed.address()?, cluster.bed.ca_pem(), None).await?;
@@ -93,10 +89,9 @@ async fn a_tenant_that_takes_all_seats_of_tenants_delays_no_address() -> Result<
         ensure!(waits_for_a_seat(&other).await, "the attack ended before the last address");
         Ok(slowest)
     };
-    let attack = try_join_all((0..PROCESSES).map(|_| slow_requests(&cluster, &token)));
     tokio::select! {
         slowest = served => println!("an address came after {:?} at most", slowest?),
-        failed = attack => drop(failed?),
+        failed = slow_requests(&cluster, &token) => match failed? {},
     }
 
     let log = operator.process.log();
