@@ -102,7 +102,36 @@ async fn a_small_answer_takes_no_more_memory_than_its_text() {
 async fn a_small_review_does_not_wait_for_conversions() {
     let webhooks = webhooks();
     let _turn = webhooks.small_conversions.take(source(2)).await;
+    let conversion = webhooks.clone().convert(caller(), conversion_of(&[with_listeners(1)]));
+    assert!(timeout(MOMENT, conversion).await.is_err(), "another conversion has the turn");
     mutation_of_a_load_balancer(webhooks.clone()).await;
+}
+
+/// The mutation restores a long status. A patch is text in base64, so it is longer than the status.
+#[tokio::test]
+async fn a_small_review_with_a_large_answer_waits_for_its_turn() {
+    let webhooks = webhooks();
+    let object = |status: Value| json!({"metadata": {"name": "web"}, "spec": {}, "status": status});
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1", "operation": "UPDATE", "name": "web", "namespace": "ns",
+            "resource": {
+                "group": "loadbalancer.harvesterhci.io", "version": "v1beta1",
+                "resource": "loadbalancers",
+            },
+            "userInfo": {"username": "eve"},
+            "object": object(json!({})),
+            "oldObject": object(json!({"k": "x".repeat(30_000)})),
+        },
+    });
+    let turn = webhooks.reviews.turns.take(source(2)).await;
+    let asked = webhooks.clone().review(AdmissionStage::Mutation, caller(), small(&review));
+    let mut large = Box::pin(asked);
+    assert!(timeout(MOMENT, &mut large).await.is_err(), "there is no turn for it");
+    drop(turn);
+    let answer = timeout(CONVERSION_DEADLINE, large).await.unwrap().unwrap();
+    assert!(answer.len() > SMALL, "{}", answer.len());
 }
 
 /// The parsed objects of a review are in memory while it waits for a read.
