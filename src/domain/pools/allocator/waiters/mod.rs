@@ -29,6 +29,14 @@ pub(super) struct WaiterChanges {
     waiters: BTreeSet<String>,
 }
 
+/// Cause to try a waiter again.
+enum RetryCause<'a> {
+    /// A cause that remains, whatever waiters were served since the change.
+    Certain,
+    /// The pools of these names changed, and may give the waiter another answer.
+    Pools(Vec<&'a str>),
+}
+
 impl WaiterChanges {
     /// Marks all waiters to be tried again.
     pub(super) fn everything(&mut self) {
@@ -75,16 +83,11 @@ impl PoolAllocator {
     /// Tries the waiters again whose answer may be affected by the changes, oldest first. Returns
     /// those whose answer changed.
     fn try_waiters(&mut self, changes: &WaiterChanges) -> Vec<Owner> {
-        let concerned = self
-            .waiters
-            .iter()
-            .filter(|(_, (facts, wait))| self.may_change(facts, wait, changes))
-            .map(|(age, _)| age.clone());
         let mut answered_anew = Vec::new();
-        for age in concerned.collect::<Vec<Age>>() {
+        for (age, cause) in self.concerned(changes) {
             let Some((facts, before)) = self.waiters.get(&age) else { continue };
             // A waiter that was served earlier in this loop may have taken the free address.
-            if !self.may_change(facts, before, changes) {
+            if !self.is_due(facts, before, &cause) {
                 continue;
             }
             let (facts, before) = (facts.clone(), before.clone());
@@ -97,19 +100,39 @@ impl PoolAllocator {
         answered_anew
     }
 
-    /// Whether the changes may give a waiter with these facts another answer. `wait`: the waiter's
-    /// present answer.
-    fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, changes: &WaiterChanges) -> bool {
-        // The answer to a waiter that publishes an address, or has reservations, depends on all
-        // pools.
-        changes.everything
-            || facts.published.is_some()
-            || !self.reserved.of(&facts.owner.uid).is_empty()
-            || changes.waiters.contains(&facts.owner.uid)
-            || changes.pools.iter().any(|name| match self.pools.get(name) {
-                Some(pool) => pool.may_change(name, facts, wait),
-                None => true,
-            })
+    /// Waiters whose answer may be affected by the changes, oldest first, each with the cause to
+    /// try it again.
+    fn concerned<'a>(&self, changes: &'a WaiterChanges) -> Vec<(Age, RetryCause<'a>)> {
+        // Each waiter is compared with each changed pool, so the pools are looked up once.
+        let changed: Vec<(&str, Option<&AllocatorPool>)> =
+            changes.pools.iter().map(|name| (name.as_str(), self.pools.get(name))).collect();
+        let concerned = self.waiters.iter().filter_map(|(age, (facts, wait))| {
+            // The answer to a waiter that publishes an address, or has reservations, depends on
+            // all pools.
+            let is_certain = changes.everything
+                || facts.published.is_some()
+                || !self.reserved.of(&facts.owner.uid).is_empty()
+                || changes.waiters.contains(&facts.owner.uid);
+            if is_certain {
+                return Some((age.clone(), RetryCause::Certain));
+            }
+            let pools = changed
+                .iter()
+                .filter(|(name, pool)| pool.is_none_or(|pool| pool.may_change(name, facts, wait)));
+            let names: Vec<&str> = pools.map(|(name, _)| *name).collect();
+            (!names.is_empty()).then(|| (age.clone(), RetryCause::Pools(names)))
+        });
+        concerned.collect()
+    }
+
+    /// Whether `cause` is still a cause to try a waiter again. `wait`: the waiter's present answer.
+    fn is_due(&self, facts: &LbFacts, wait: &NoAddressReason, cause: &RetryCause<'_>) -> bool {
+        match cause {
+            RetryCause::Certain => true,
+            RetryCause::Pools(names) => names.iter().any(|name| {
+                self.pools.get(*name).is_none_or(|pool| pool.may_change(name, facts, wait))
+            }),
+        }
     }
 
     /// Marks as changed every pool whose ranges contain the address, because the address may be

@@ -49,10 +49,12 @@ fn relocate(allocator: &mut PoolAllocator, lbs: &[LbFacts], segment: impl FnMut(
 fn tried_again(allocator: &mut PoolAllocator) -> Vec<String> {
     allocator.compare_pools();
     let changes = &allocator.waiter_changes;
-    let all = allocator.waiting().filter(|(facts, wait)| {
-        !changes.is_nothing() && allocator.may_change(facts, wait, changes)
-    });
-    all.map(|(facts, _)| facts.owner.name.clone()).collect()
+    if changes.is_nothing() { Vec::new() } else { concerned(allocator, changes) }
+}
+
+/// Names of the waiters whose answer may be affected by the changes.
+fn concerned(allocator: &PoolAllocator, changes: &WaiterChanges) -> Vec<String> {
+    allocator.concerned(changes).into_iter().map(|((_, owner), _)| owner.name).collect()
 }
 
 /// A change by one tenant causes no search for the waiters of other pools.
@@ -68,11 +70,8 @@ fn only_those_are_asked_again_whom_a_change_may_serve() {
     allocator.claim(&others);
     allocator.claim(&named(4, "c"));
     let concerned = |pool: &str| {
-        let changes =
-            WaiterChanges { pools: BTreeSet::from([pool.to_owned()]), ..WaiterChanges::default() };
-        let all =
-            allocator.waiting().filter(|(facts, wait)| allocator.may_change(facts, wait, &changes));
-        all.map(|(facts, _)| facts.owner.name.clone()).collect::<Vec<_>>()
+        let pools = BTreeSet::from([pool.to_owned()]);
+        concerned(&allocator, &WaiterChanges { pools, ..WaiterChanges::default() })
     };
     assert_eq!(allocator.waiting().count(), 3);
     assert_eq!(concerned("a"), [""; 0], "it is as full as it was");
