@@ -19,6 +19,8 @@
 //! addresses. A pool that is being deleted, or whose ranges are invalid, gives out nothing and
 //! causes no conflict.
 
+pub mod candidates;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -203,27 +205,39 @@ impl PoolContender<'_> {
     /// Whether this pool has precedence over the other pool when the two are in conflict: this pool
     /// is older, or both have the same age and this pool's name sorts first.
     fn is_senior_to(&self, other: &Self) -> bool {
-        (self.created, self.name) < (other.created, other.name)
+        self.age() < other.age()
+    }
+
+    /// Key that sorts pools by precedence: the pool with the lowest key first.
+    fn age(&self) -> (i64, &str) {
+        (self.created, self.name)
     }
 }
 
 /// Finds the pools that give out no new address because of an older pool. Returns a map from the
-/// name of each such pool to its gravest conflict with an older pool.
+/// name of each such pool to its gravest conflict with an older pool. Of equally grave conflicts,
+/// the one with the oldest pool counts.
 pub fn find_conflicts(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
-    let mut by_age: Vec<&PoolContender<'_>> = pools.iter().collect();
-    by_age.sort_by_key(|pool| (pool.created, pool.name));
-    let mut conflicts = BTreeMap::new();
-    for (place, junior) in by_age.iter().enumerate() {
-        let mut worst: Option<PoolConflict> = None;
-        for senior in by_age[..place].iter().filter(|senior| senior.is_senior_to(junior)) {
-            let Some(over) = junior.contests(senior).into_iter().next() else { continue };
-            if worst.as_ref().is_none_or(|known| over.weight() < known.over.weight()) {
-                worst = Some(PoolConflict { with: senior.name.to_owned(), over });
-            }
+    let mut gravest: BTreeMap<&str, (&PoolContender<'_>, ConflictCause)> = BTreeMap::new();
+    let mut compare = |a: usize, b: usize| {
+        let (a, b) = (&pools[a], &pools[b]);
+        let (senior, junior) = if a.is_senior_to(b) { (a, b) } else { (b, a) };
+        let Some(cause) = junior.contests(senior).into_iter().next() else { return };
+        let is_graver = gravest.get(junior.name).is_none_or(|(known, over)| {
+            (cause.weight(), senior.age()) < (over.weight(), known.age())
+        });
+        if is_graver {
+            gravest.insert(junior.name, (senior, cause));
         }
-        conflicts.extend(worst.map(|conflict| (junior.name.to_owned(), conflict)));
-    }
-    conflicts
+    };
+    let spans: Vec<_> = pools.iter().map(|pool| pool.ranges.span()).collect();
+    candidates::each_meeting(&spans, &mut compare);
+    candidates::each_rivalry(pools, &mut compare);
+    let conflict = |(senior, over): (&PoolContender<'_>, _)| PoolConflict {
+        with: senior.name.to_owned(),
+        over,
+    };
+    gravest.into_iter().map(|(name, found)| (name.to_owned(), conflict(found))).collect()
 }
 
 /// All conflicts that a new or changed pool would have with the other pools, the gravest first. The

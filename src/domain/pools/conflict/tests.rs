@@ -216,6 +216,23 @@ fn any_pool(place: usize) -> impl Strategy<Value = PoolFacts> {
     )
 }
 
+/// Gravest conflict of each pool with an older one, by a comparison of each two pools.
+fn by_all_pairs<'a>(pools: &[PoolContender<'a>]) -> BTreeMap<&'a str, PoolConflict> {
+    let mut by_age = pools.to_vec();
+    by_age.sort_by_key(|pool| (pool.created, pool.name));
+    let mut conflicts = BTreeMap::new();
+    for (place, junior) in by_age.iter().enumerate() {
+        let found = by_age[..place].iter().filter_map(|senior| {
+            let over = junior.contests(senior).into_iter().next()?;
+            Some(PoolConflict { with: senior.name.to_owned(), over })
+        });
+        // Of equal elements, `min_by_key` returns the first.
+        let gravest = found.min_by_key(|conflict| conflict.over.weight());
+        conflicts.extend(gravest.map(|conflict| (junior.name, conflict)));
+    }
+    conflicts
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
@@ -231,6 +248,8 @@ proptest! {
         let mut reversed = all.clone();
         reversed.reverse();
         prop_assert_eq!(&find_conflicts(&reversed), &conflicts);
+        let compared = conflicts.iter().map(|(name, conflict)| (name.as_str(), conflict.clone()));
+        prop_assert_eq!(compared.collect::<BTreeMap<_, _>>(), by_all_pairs(&all));
         for a in &all {
             for b in &all {
                 let (ab, ba) = (a.contests(b), b.contests(a));

@@ -119,6 +119,11 @@ impl PoolRanges {
         &self.stretches
     }
 
+    /// First and last of the addresses that can be given out. `None`: there are none.
+    pub fn span(&self) -> Option<(IpAddr, IpAddr)> {
+        Some((self.stretches.first()?.first, self.stretches.last()?.last))
+    }
+
     /// Stretch that contains an address. `None`: the address cannot be given out.
     pub fn find(&self, ip: IpAddr) -> Option<&AddressBlock> {
         let after = self.stretches.partition_point(|s| s.first <= ip);

@@ -16,6 +16,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::super::conflict::candidates::{self, AddressSpan};
 use super::super::conflict::{self, PoolConflict, PoolContender};
 use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
@@ -160,36 +161,29 @@ impl PoolAllocator {
         if !std::mem::take(&mut self.overlaps.unsettled) {
             return;
         }
-        let contenders: Vec<PoolContender<'_>> =
-            self.pools.iter().map(|(name, pool)| pool.contender(name)).collect();
+        let pools: Vec<(PoolContender<'_>, &AllocatorPool)> =
+            self.pools.iter().map(|(name, pool)| (pool.contender(name), pool)).collect();
+        let contenders: Vec<PoolContender<'_>> = pools.iter().map(|(pool, _)| *pool).collect();
         let mut conflicts = conflict::find_conflicts(&contenders);
         let mut beside: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut held_back: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
         let mut shared = BTreeSet::new();
-        for (place, a) in contenders.iter().enumerate() {
-            for b in &contenders[place + 1..] {
-                let (Some(x), Some(y)) = (self.pools.get(a.name), self.pools.get(b.name)) else {
-                    continue;
-                };
-                if !a.meets(b) {
-                    continue;
-                }
-                let overlap = conflict::overlap(a.ranges, b.ranges).is_some();
-                if overlap {
-                    beside.entry(a.name.to_owned()).or_default().push(b.name.to_owned());
-                    beside.entry(b.name.to_owned()).or_default().push(a.name.to_owned());
-                } else if x.ledger.outside().is_empty() && y.ledger.outside().is_empty() {
-                    continue;
-                }
-                for (holder, other) in [((a, x), (b, y)), ((b, y), (a, x))] {
-                    let set = held_back.entry(other.0.name.to_owned()).or_default();
-                    for ip in holder.1.claims_within(other.1) {
-                        set.insert(ip);
-                    }
-                    shared.extend(shared_by(holder.0.name, holder.1, other.0.name, other.1));
-                }
+        let spans: Vec<AddressSpan> = pools.iter().map(|(_, pool)| pool.span()).collect();
+        candidates::each_meeting(&spans, |a, b| {
+            let (a, b) = (&pools[a], &pools[b]);
+            if !a.0.meets(&b.0) {
+                return;
             }
-        }
+            let overlap = conflict::overlap(a.0.ranges, b.0.ranges).is_some();
+            for ((holder, mine), (other, theirs)) in [(a, b), (b, a)] {
+                if overlap {
+                    beside.entry(holder.name.to_owned()).or_default().push(other.name.to_owned());
+                }
+                let held = held_back.entry(other.name.to_owned()).or_default();
+                held.extend(mine.claims_within(theirs));
+                shared.extend(shared_by(holder.name, mine, other.name, theirs));
+            }
+        });
         for (name, pool) in &self.pools {
             for stretch in pool.ledger.ranges().stretches() {
                 let reserved = self.reserved.within(stretch.first, stretch.last);
@@ -338,6 +332,15 @@ impl AllocatorPool {
             selector: &self.selector,
             ranges: self.ledger.ranges(),
         }
+    }
+
+    /// First and last of the addresses that the pool gives out or has claimed. `None`: there are
+    /// none.
+    fn span(&self) -> AddressSpan {
+        let claims = self.ledger.claims();
+        let claimed = claims.keys().next().copied().zip(claims.keys().next_back().copied());
+        let spans = self.ledger.ranges().span().into_iter().chain(claimed);
+        spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
     }
 
     /// Claimed addresses of this pool that are in the ranges of the other pool.
