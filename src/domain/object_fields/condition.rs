@@ -51,3 +51,15 @@ pub(crate) fn with_condition(
     }
     Some(list)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages contain texts of tenants, such as the name of a network.
+    #[test]
+    fn a_long_message_is_cut() {
+        let long = condition(ConditionStatus::False, "Reason", "x".repeat(5_000));
+        assert_eq!(long.message.as_ref().map(String::len), Some(LONGEST_TEXT));
+    }
+}

@@ -379,10 +379,19 @@ fn of_the_texts_of_a_service_little_is_kept() {
     owners.extend([owner("LoadBalancer"), owner(&long)]);
     service["spec"]["loadBalancerIP"] = json!(long);
     service["spec"]["loadBalancerSourceRanges"] = json!([long]);
+    service["metadata"]["finalizers"] = json!([long]);
+    service["metadata"]["annotations"]["kube-vip.io/other"] = json!(long);
     let stored = read(&service);
     assert_eq!(foreign(&stored.owners, LB), None);
     let kept = format!("{stored:?}").len();
     assert!(kept < 4096, "{kept} bytes");
+    // An annotation that decisions use is cut.
+    service["metadata"]["annotations"][ASKED_INTERFACE] = json!(long);
+    let kept = format!("{:?}", read(&service)).len();
+    assert!(kept < 8192, "{kept} bytes");
+    // Of a Service that no LoadBalancer owns, no annotation is kept.
+    service["metadata"]["ownerReferences"] = json!([owner(&long)]);
+    assert!(read(&service).annotations.is_empty());
 }
 
 #[test]
