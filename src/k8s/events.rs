@@ -151,4 +151,19 @@ mod tests {
         assert!(waiting > 0 && dropped > 0, "{waiting} wait, {dropped} dropped");
         assert_eq!(u64::try_from(waiting).unwrap() + dropped, 1_000);
     }
+
+    /// A tenant's warnings delay another tenant's Event by one turn.
+    #[test]
+    fn an_event_waits_in_the_namespace_of_its_object() {
+        let events = EventRecorder { queue: Arc::default(), metrics: Metrics::new().unwrap() };
+        for (namespace, count) in [("hostile", 1_000), ("other", 1)] {
+            let namespace = Some(namespace.to_owned());
+            let object = ObjectReference { namespace, ..ObjectReference::default() };
+            for _ in 0..count {
+                events.warning(object.clone(), "Reason", String::new());
+            }
+        }
+        let next = || events.queue.pop().unwrap().1.namespace.unwrap();
+        assert_eq!([next(), next()], ["hostile", "other"]);
+    }
 }
