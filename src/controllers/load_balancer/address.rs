@@ -7,7 +7,7 @@
 use super::{Allocation, LbContext, ObservedLb, ReconcileError, leasing, serve};
 use crate::controllers::ip_pool::LedgerError;
 use crate::domain::load_balancer::facts::{self, Project, wants_pool};
-use crate::domain::load_balancer::status::AddressOutcome;
+use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason::NoAddressReason;
 use crate::domain::vm_backends::listeners;
@@ -27,7 +27,8 @@ pub(super) async fn allocate(
         let allocation = Box::pin(leasing::allocate(lb, ctx)).await?;
         let is_decided = matches!(allocation, Allocation::Done(_));
         if is_decided && facts::is_in_ledger(lb) && !leave_pool(observed, ctx).await? {
-            return Ok(Allocation::Unobserved);
+            let kept = status::keep_while_served(lb).map(Allocation::Done);
+            return Ok(kept.unwrap_or(Allocation::Unobserved));
         }
         return Ok(allocation);
     }

@@ -20,7 +20,7 @@ use api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
     EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
 };
-pub use moving::{keep_old_address, may_lead_to, moves_from};
+pub use moving::{keep_old_address, keep_while_served, may_lead_to, moves_from};
 
 /// Decision about the address of a LoadBalancer that is not being deleted: the outcome of a
 /// reconcile.

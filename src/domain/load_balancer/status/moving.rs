@@ -1,4 +1,5 @@
-//! Change of a LoadBalancer's claim: the ledger has a claim other than the published one.
+//! Change of a LoadBalancer's claim: the ledger has a claim other than the published one, or
+//! `spec.ipam` was changed to `dhcp`.
 
 use std::net::IpAddr;
 
@@ -6,6 +7,7 @@ use super::super::facts;
 use super::AddressOutcome;
 use crate::Claim;
 use crate::pools::allocator::ClaimResult;
+use crate::vm_backends::listeners;
 use crate::vm_backends::service::StoredService;
 use api::LoadBalancer;
 
@@ -36,4 +38,12 @@ pub fn keep_old_address(old: Claim) -> AddressOutcome {
         network: None,
         instead: None,
     })
+}
+
+/// Outcome of a LoadBalancer whose `spec.ipam` was changed to `dhcp`, while a finalizer delays the
+/// end of the Service that asks for the claimed address: the claim stays published. `None`: the
+/// status publishes no claim, or the LoadBalancer is of type cluster now, so that its new address
+/// does not depend on the Service.
+pub fn keep_while_served(lb: &LoadBalancer) -> Option<AddressOutcome> {
+    facts::published(lb).filter(|_| listeners::is_vm(lb)).map(keep_old_address)
 }

@@ -295,3 +295,23 @@ fn the_old_address_may_be_in_use_until_the_service_is_announced_at_another() {
         assert_eq!(may_lead_to([10, 0, 0, 5].into(), own.as_ref()), expected, "{own:?}");
     }
 }
+
+/// `spec.ipam` was changed to `dhcp`, and another program's finalizer holds the Service.
+#[test]
+fn a_claim_stays_published_until_the_service_is_gone() {
+    let lb = reported(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
+    let stays = keep_while_served(&lb).unwrap();
+    let service = ServiceState::Waiting(Some("example.com/hold".into()));
+    let held = reported(&lb, &stays, &report((service, vec!["10.0.0.5".into()]), &[]));
+    assert_eq!(facts::published(&held), facts::published(&lb));
+    assert_eq!(address(&held), Some("10.0.0.5"));
+    let (status, reason, message) = condition(&held);
+    assert_eq!((status, reason.as_str()), (ConditionStatus::False, "ServiceDeleting"));
+    assert!(message.contains("example.com/hold"), "{message}");
+
+    let waiting = patched(&lb, &waits());
+    assert_eq!(keep_while_served(&waiting), None, "no claim is published");
+    let mut guest = lb;
+    guest.spec.workload_type = Some(WorkloadType::Cluster);
+    assert_eq!(keep_while_served(&guest), None, "a guest has no Service");
+}
