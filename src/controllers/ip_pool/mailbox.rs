@@ -1,6 +1,6 @@
 //! Mailbox of the ledger task: its messages, and the handle that sends them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::{mpsc, oneshot};
@@ -94,12 +94,15 @@ impl RequestBatch {
 pub struct LedgerHandle {
     mailbox: mpsc::UnboundedSender<LedgerMessage>,
     confirmed: Arc<Mutex<ConfirmedClaims>>,
+    /// UIDs of LoadBalancers that the allocator knows, although their `spec.ipam` is `dhcp`. The
+    /// last sweep found them, and they were not released since.
+    strays: Arc<Mutex<HashSet<String>>>,
 }
 
 impl LedgerHandle {
     pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<LedgerMessage>) {
         let (mailbox, receiver) = mpsc::unbounded_channel();
-        (Self { mailbox, confirmed: Arc::default() }, receiver)
+        (Self { mailbox, confirmed: Arc::default(), strays: Arc::default() }, receiver)
     }
 
     /// Answers to earlier requests whose claims are confirmed. A request with such an answer is not
@@ -136,8 +139,23 @@ impl LedgerHandle {
     /// Releases every claim of the owner. Returns when no stored ledger names the owner any more.
     pub async fn release(&self, owner: Owner) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
+        let uid = owner.uid.clone();
         self.send(LedgerMessage::Release(owner, Some(reply)))?;
-        answer.await.map_err(|_| LedgerError::Closed)?
+        answer.await.map_err(|_| LedgerError::Closed)??;
+        lock(&self.strays).remove(&uid);
+        Ok(())
+    }
+
+    /// Whether the last sweep found a claim or a waiting request of this LoadBalancer, although its
+    /// `spec.ipam` is `dhcp`, and neither was released since.
+    pub fn is_stray(&self, owner: &Owner) -> bool {
+        lock(&self.strays).contains(&owner.uid)
+    }
+
+    /// Replaces the result of the earlier sweep. `strays`: UIDs of the LoadBalancers for which
+    /// [`Self::is_stray`] returns `true` from now on.
+    pub(super) fn set_strays(&self, strays: HashSet<String>) {
+        *lock(&self.strays) = strays;
     }
 
     /// Requests the release of every claim of the owner, and does not wait for the answer. If the

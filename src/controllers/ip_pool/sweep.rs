@@ -1,13 +1,15 @@
 //! Finds claims whose LoadBalancer is missing in the view, or takes no address from pools. If the
 //! API server confirms that the LoadBalancer is gone, the claim is freed. Pools that keep claims
 //! without a LoadBalancer are skipped. A LoadBalancer with several claims is reconciled, because
-//! its change to another pool may have been interrupted.
+//! its change to another pool may have been interrupted. A LoadBalancer with `ipam: dhcp` that has a
+//! claim or waits for one is reconciled, because `spec.ipam` may have changed before the status
+//! showed the claim or the wait.
 //!
 //! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
 //! as a message. The ledger may have changed by then, so it is checked again: an address is freed
 //! only if it still belongs to the owner that was looked up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use futures::StreamExt as _;
 use futures::stream;
@@ -32,14 +34,22 @@ const LOOKUPS: usize = 8;
 const MOST_EVENTS: usize = 5;
 
 impl LedgerTask {
-    /// Starts to look up the owners of claims whose LoadBalancer is missing in the view, unless the
-    /// lookups of an earlier sweep are still under way.
+    /// Enqueues the LoadBalancers that must release a claim or a waiting request. Starts to look up
+    /// the owners of claims whose LoadBalancer is missing in the view, unless the lookups of an
+    /// earlier sweep are still under way.
     pub(super) fn sweep(&mut self) {
+        let (mut again, mut strays) = (Vec::new(), HashSet::new());
         for lb in self.ctx.views.load_balancers.state() {
-            if self.allocator.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
-                self.ctx.views.enqueue_lbs([facts::name(&lb)]);
+            let Owner { name, uid } = facts::owner(&lb);
+            if !facts::wants_pool(&lb) && self.allocator.knows(&uid) {
+                again.push(name);
+                strays.insert(uid);
+            } else if self.allocator.claims_of(&uid).len() > 1 {
+                again.push(name);
             }
         }
+        self.handle.set_strays(strays);
+        self.ctx.views.enqueue_lbs(again);
         if self.sweeper.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }

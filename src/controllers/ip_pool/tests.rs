@@ -194,3 +194,19 @@ async fn a_deleted_loadbalancer_does_not_wait_for_an_address() {
         }
     }
 }
+
+/// Each further reconcile would otherwise end the Service of the LoadBalancer again.
+#[tokio::test]
+async fn a_release_ends_what_the_sweep_found() {
+    let (mut task, ledger) = ledger();
+    let [web, other] = ["web", "other"].map(|name| lb(name).owner);
+    ledger.set_strays([&web, &other].map(|owner| owner.uid.clone()).into());
+    assert!(ledger.is_stray(&web));
+    let serve = async {
+        let message = task.mailbox.recv().await.unwrap();
+        task.answer_or_batch(message, &mut RequestBatch::default());
+    };
+    let (released, ()) = tokio::join!(ledger.release(web.clone()), serve);
+    released.unwrap();
+    assert!(!ledger.is_stray(&web) && ledger.is_stray(&other));
+}

@@ -26,9 +26,11 @@ pub(super) async fn allocate(
     if !wants_pool(lb) {
         let allocation = Box::pin(leasing::allocate(lb, ctx)).await?;
         let is_decided = matches!(allocation, Allocation::Done(_));
-        if is_decided && facts::is_in_ledger(lb) && !leave_pool(observed, ctx).await? {
+        let is_in_ledger = facts::is_in_ledger(lb) || ctx.ledger.is_stray(&facts::owner(lb));
+        if is_decided && is_in_ledger && !leave_pool(observed, ctx).await? {
+            // If no claim is published, the next sweep causes another attempt at the release.
             let kept = status::keep_while_served(lb).map(Allocation::Done);
-            return Ok(kept.unwrap_or(Allocation::Unobserved));
+            return Ok(kept.unwrap_or(allocation));
         }
         return Ok(allocation);
     }
@@ -50,7 +52,8 @@ pub(super) async fn allocate(
 /// `false`: a finalizer delays the deletion of the Service.
 ///
 /// The status publishes the claim until the claim is released. So a crash in between leaves no
-/// claim behind: the next leader calls this function again.
+/// claim behind: the next leader calls this function again. A claim that the status never published
+/// is found by the sweep ([`super::super::ip_pool`]).
 async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, ReconcileError> {
     let lb = &observed.lb;
     if !observed.fresh {

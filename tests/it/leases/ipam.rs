@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use testbed::eventually;
+use testbed::{Proxy, Start, Verdict, eventually};
 
 use super::{Agent, NETWORK};
 use crate::support::{Cluster, SOON, lb};
@@ -130,5 +130,40 @@ async fn a_change_of_ipam_that_waits_for_the_end_of_the_service_is_reported() ->
         cluster.allocated("pool").await.map(|claims| claims.is_empty())
     })
     .await?;
+    cluster.consistent().await
+}
+
+/// The operator is killed between the claim and its publication, and the status shows neither the
+/// claim nor a wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_was_never_published_is_released_after_a_change_of_ipam() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    as_harvester_ships_it(&cluster).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let mut operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    proxy.set_rule(|call| {
+        let publishes = call.is_write() && call.resource() == Some("loadbalancers");
+        if publishes { Verdict::CutBefore } else { Verdict::Pass }
+    });
+    cluster.lb("guest").await?;
+    let claims = async |count: usize| {
+        eventually(SOON, &format!("{count} claims"), async || {
+            cluster.allocated("pool").await.map(|claims| claims.len() == count)
+        })
+        .await
+    };
+    claims(1).await?;
+    operator.process.kill9()?;
+    proxy.clear_rule();
+    cluster.free_lease().await?;
+    assert_eq!(cluster.lbs().get("guest").await?.status, None);
+
+    cluster.patch_lb("guest", json!({"spec": {"ipam": "dhcp"}})).await?;
+    let _operator = cluster.operator().await?;
+    cluster.publishes("guest", "0.0.0.0").await?;
+    claims(0).await?;
     cluster.consistent().await
 }

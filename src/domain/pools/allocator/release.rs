@@ -4,13 +4,16 @@ use super::PoolAllocator;
 use crate::{Claim, LbFacts, Owner};
 
 impl PoolAllocator {
-    /// Whether the owner with this UID has no claim, reservation, expected address or waiting
-    /// request, and no pool must be written. Then [`Self::release`] would change nothing.
+    /// Whether the owner with this UID has a claim, reservation, expected address or waiting
+    /// request.
+    pub fn knows(&self, uid: &str) -> bool {
+        !self.claims_of(uid).is_empty() || self.ages.contains_key(uid) || self.is_remembered(uid)
+    }
+
+    /// Whether the allocator does not know the owner with this UID ([`Self::knows`]), and no pool
+    /// must be written. Then [`Self::release`] would change nothing.
     pub fn has_nothing_to_release(&self, uid: &str) -> bool {
-        self.claims_of(uid).is_empty()
-            && !self.ages.contains_key(uid)
-            && !self.is_remembered(uid)
-            && self.touched.is_empty()
+        !self.knows(uid) && self.touched.is_empty()
     }
 
     /// Releases every claim of the owner, and removes the owner's waiting request, reservations and

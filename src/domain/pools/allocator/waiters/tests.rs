@@ -158,3 +158,15 @@ fn a_full_pool_that_moves_away_gives_its_waiters_another_reason() {
     let waits: Vec<_> = allocator.waiting().map(|(_, wait)| wait.reason()).collect();
     assert_eq!(waits, ["NetworkMismatch", "NoAvailableIP"]);
 }
+
+/// The sweep finds by this a LoadBalancer that takes no address from pools any more.
+#[test]
+fn a_claim_and_a_waiting_request_are_known_until_their_release() {
+    let mut allocator = settled(&[seen("a", "10.0.0", 1)], &[lb(1), lb(2)]);
+    let known = |allocator: &PoolAllocator| ["u1", "u2", "u3"].map(|uid| allocator.knows(uid));
+    assert_eq!(known(&allocator), [true, true, false]);
+    for n in [2, 1] {
+        allocator.release(&owner(n));
+    }
+    assert_eq!(known(&allocator), [false; 3], "although the pool must be written");
+}
