@@ -121,7 +121,9 @@ fn again(service: &ServiceState, had_others: bool) -> Option<Duration> {
             Some(LONGEST_DELAY)
         }
         ServiceState::Held(left) => Some(*left),
-        ServiceState::Ours | ServiceState::Faulty(_) => had_others.then_some(AGAIN_AFTER_MOVE),
+        ServiceState::Ours => had_others.then_some(AGAIN_AFTER_MOVE),
+        // The Service is not written until the spec changes.
+        ServiceState::Faulty(_) => None,
     }
 }
 
@@ -354,9 +356,10 @@ impl<'a> ServiceTarget<'a> {
 mod tests {
     use super::*;
 
-    /// A finalizer may delay the end of a Service for days. Each reconcile reads the LoadBalancer.
+    /// A finalizer may delay the end of a Service for days, and a fault of the spec may stay as long.
+    /// Each reconcile reads the LoadBalancer.
     #[test]
-    fn a_service_that_another_program_holds_is_looked_at_rarely() {
+    fn a_service_that_another_program_or_a_fault_holds_is_looked_at_rarely() {
         let left = Duration::from_millis(1500);
         for (service, had_others, expected) in [
             (ServiceState::Waiting(None), true, Some(LONGEST_DELAY)),
@@ -364,6 +367,7 @@ mod tests {
             (ServiceState::Held(left), true, Some(left)),
             (ServiceState::Ours, true, Some(AGAIN_AFTER_MOVE)),
             (ServiceState::Ours, false, None),
+            (ServiceState::Faulty("port: 0".to_owned()), true, None),
         ] {
             assert_eq!(again(&service, had_others), expected, "{service:?}, {had_others}");
         }
