@@ -10,7 +10,6 @@ use crate::domain::load_balancer::facts::{self, Project, wants_pool};
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason::NoAddressReason;
-use crate::domain::vm_backends::listeners;
 
 /// Allocates the LoadBalancer's address: by a claim in an IPPool's ledger, or by a DHCPLease. A
 /// LoadBalancer without an address gets none while its guest cluster is being removed.
@@ -59,13 +58,11 @@ async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, Reco
     if !observed.fresh {
         return Err(ReconcileError::Outdated);
     }
-    let owner = facts::owner(lb);
     // Harvester's CRD does not refuse a change of the type either.
-    let is_served = listeners::is_vm(lb) || ctx.shared.views.is_served(&owner);
-    if is_served && !Box::pin(serve::suspend(lb, ctx)).await? {
+    if serve::may_be_served(lb, ctx) && !Box::pin(serve::suspend(lb, ctx)).await? {
         return Ok(false);
     }
-    ctx.ledger.release(owner).await?;
+    ctx.ledger.release(facts::owner(lb)).await?;
     Ok(true)
 }
 

@@ -30,12 +30,11 @@ use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
 use serde_json::Value;
 
-use super::failed_reconciles::FailedReconciles;
+use super::failed_reconciles::{FailedReconciles, LONGEST_DELAY};
 use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::load_balancer::{bounds, facts};
-use crate::domain::vm_backends::listeners;
 use crate::domain::vm_backends::readiness::ServingStatus;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
@@ -266,8 +265,7 @@ async fn reconcile(
     ctx: &LbContext,
 ) -> Result<Option<Duration>, ReconcileError> {
     if facts::is_leaving(&observed.lb) {
-        withdraw(observed, ctx).await?;
-        return Ok(None);
+        return withdraw(observed, ctx).await;
     }
     let outcome = match address::allocate(&observed, ctx).await? {
         Allocation::Done(outcome) => outcome,
@@ -293,20 +291,23 @@ async fn reconcile(
     Ok([again, leased, leasing::ends_in(lb, ctx)].into_iter().flatten().min())
 }
 
-/// Removes Service, claim and finalizer, in this order. While the Service still exists, its
-/// deletion event triggers the next reconcile.
-async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), ReconcileError> {
+/// Removes Service, claim and finalizer, in this order. Returns the time until the next pass, while
+/// a finalizer delays the deletion of the Service. The deletion event of the Service triggers a pass
+/// earlier, but a Service has no such event if a user has removed the operator's label.
+async fn withdraw(
+    observed: ObservedLb,
+    ctx: &LbContext,
+) -> Result<Option<Duration>, ReconcileError> {
     let lb = &observed.lb;
     ctx.counts.settle(&facts::name(lb));
     let owner = facts::owner(lb);
-    // A tenant may have changed the type of the LoadBalancer after its deletion.
-    let is_served = listeners::is_vm(lb) || ctx.shared.views.is_served(&owner);
-    if is_served && !Box::pin(serve::withdraw(lb, ctx)).await? {
-        return Ok(());
+    if serve::may_be_served(lb, ctx) && !Box::pin(serve::withdraw(lb, ctx)).await? {
+        return Ok(Some(LONGEST_DELAY));
     }
     ctx.ledger.release(owner).await?;
     let _turn = large_turn(&observed, ctx).await;
-    Box::pin(publish::finalize(&observed, ctx)).await
+    Box::pin(publish::finalize(&observed, ctx)).await?;
+    Ok(None)
 }
 
 /// Waits for one of [`LARGE_AT_ONCE`] turns. `None`: the LoadBalancer is not large.

@@ -1,12 +1,14 @@
 //! An address becomes free only when it is not announced any more.
 
 use anyhow::Result;
+use harvester_guest_operator::api::LABEL_SERVICE_LB;
 use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use testbed::kubevirt::Guest;
 use testbed::{Announcer, Announcing, Call, Proxy, Start, Verdict, eventually};
 
+use super::input::as_harvester_ships_it;
 use super::{annotation, vm};
 use crate::support::{Cluster, LATER, SOON, address, settled};
 
@@ -84,6 +86,47 @@ async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
     .await?;
     let services = cluster.services().get_opt("orphan").await?;
     assert!(services.is_none(), "given while a Service asks for it: {services:?}");
+    cluster.consistent().await
+}
+
+/// A tenant removes the label by which the operator watches the Service, and changes the type of the
+/// LoadBalancer, which Harvester's CRD does not refuse. Another finalizer holds the Service, and no
+/// event reports its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_outlives_a_service_that_is_not_watched_and_ends_after_it() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let only = json!({"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.9", "rangeEnd": "10.2.0.9"});
+    cluster.pool_for("only", only, json!({})).await?;
+    as_harvester_ships_it(&cluster).await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    asking(&cluster, "held").await?;
+    cluster.delete("held").await?;
+    leaving(&cluster, "held").await?;
+
+    cluster.patch_lb("held", json!({"spec": {"workloadType": "cluster"}})).await?;
+    settled("calls", async || Ok(proxy.calls().iter().filter(|r| is_read(&r.call)).count()))
+        .await?;
+    proxy.reset();
+    let unwatched = json!({"metadata": {"labels": {LABEL_SERVICE_LB: null}}});
+    cluster.edit::<Service>("held", unwatched).await?;
+    eventually(SOON, "a read of the Service", async || {
+        let mut calls = proxy.calls().into_iter();
+        anyhow::Ok(calls.any(|record| is_read(&record.call) && record.status.is_some()))
+    })
+    .await?;
+    cluster.lb_with("next", json!({"ipPool": "only"})).await?;
+    cluster.waits("next", "NoAvailableIP").await?;
+    assert_eq!(owner(&cluster).await?, "default/held");
+
+    let_go(&cluster, "held").await?;
+    assert_eq!(cluster.address("next").await?, "10.2.0.9");
+    eventually(SOON, "end of held", async || {
+        cluster.lbs().get_opt("held").await.map(|lb| lb.is_none())
+    })
+    .await?;
     cluster.consistent().await
 }
 
@@ -165,6 +208,11 @@ async fn while_the_pool_cannot_be_written(cluster: &Cluster, proxy: &Proxy) -> R
     assert_eq!(cluster.address("late").await?, "10.1.0.4");
     cluster.deleted("guest").await?;
     cluster.deleted("late").await
+}
+
+/// Whether the call reads the Service `held`.
+fn is_read(call: &Call) -> bool {
+    (call.method.as_str(), call.resource(), call.name()) == ("GET", Some("services"), Some("held"))
 }
 
 /// Accepted writes of the operator's own objects, in order.

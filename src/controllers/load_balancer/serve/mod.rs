@@ -27,6 +27,7 @@ use super::{LbContext, ReconcileError, ServingOutcome};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
 use crate::controllers::failed_reconciles::LONGEST_DELAY;
 use crate::domain::AnnouncedAddresses;
+use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::vm_backends::endpoint_slices::remembered;
 use crate::domain::vm_backends::endpoints::{self, AddressFamily, VmBackend};
@@ -142,7 +143,7 @@ async fn announce(
         }
         // The list of Services may be incomplete too, and the address of a Service that the view
         // lacks must stay published.
-        at.read_service_if_missing().await.map_err(into_error)?;
+        at.read_service_if_unwatched().await.map_err(into_error)?;
         return Ok(Some(ServingStatus::new(ServiceState::Ours, at.ingress())));
     }
     let listeners = match listeners::name_fault(&at.name) {
@@ -164,7 +165,7 @@ async fn announce(
         Err(fault) => (None, Some(fault.to_string())),
     };
     let ended = async {
-        at.read_service_if_missing().await?;
+        at.read_service_if_unwatched().await?;
         if listeners.is_ok() { at.end_other_family(&wanted).await } else { Ok(true) }
     };
     let ended = ended.await;
@@ -230,6 +231,15 @@ async fn announce(
     }))
 }
 
+/// Whether the LoadBalancer may have a Service of the operator. A tenant may have changed the type
+/// of the LoadBalancer, and removed the label by which the Service is watched. The slices show such
+/// a Service, because they exist until it is gone.
+pub(super) fn may_be_served(lb: &LoadBalancer, ctx: &LbContext) -> bool {
+    listeners::is_vm(lb)
+        || ctx.shared.views.is_served(&facts::owner(lb))
+        || !ServiceTarget::new(lb, ctx).slices().is_empty()
+}
+
 /// Deletes the Service of the LoadBalancer, then its slices. Returns whether they are gone.
 /// `false`: a finalizer delays the deletion of the Service.
 pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
@@ -278,7 +288,7 @@ impl<'a> ServiceTarget<'a> {
     /// gone.
     async fn remove_service(&self, settings: KeptSettings) -> Result<bool, ReconcileError> {
         self.ctx.prober.remove(&self.key);
-        match self.read_service_if_missing().await {
+        match self.read_service_if_unwatched().await {
             // A foreign Service requests no address for this LoadBalancer.
             Ok(()) | Err(WriteObstacle::ForeignService(_)) => {}
             Err(obstacle) => return Err(into_error(obstacle)),

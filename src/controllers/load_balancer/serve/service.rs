@@ -28,11 +28,13 @@ impl ServiceTarget<'_> {
         self.own().map(|stored| stored.ingress).unwrap_or_default()
     }
 
-    /// Reads the Service from the API server, if the view does not show a Service of this
-    /// LoadBalancer. The view is not enough, because a Service without the operator's label is not
-    /// watched. `Err`: the Service has another owner, or could not be read.
-    pub(super) async fn read_service_if_missing(&self) -> Result<(), WriteObstacle> {
-        if self.own().is_some() { Ok(()) } else { self.read_service().await }
+    /// Reads the Service from the API server, unless the view shows a Service of this LoadBalancer
+    /// that is watched. A Service without the operator's label is not watched: the view may lack
+    /// such a Service, or still show it after its end. `Err`: the Service has another owner, or
+    /// could not be read.
+    pub(super) async fn read_service_if_unwatched(&self) -> Result<(), WriteObstacle> {
+        let is_watched = self.own().is_some_and(|own| own.labelled);
+        if is_watched { Ok(()) } else { self.read_service().await }
     }
 
     pub(super) async fn read_service(&self) -> Result<(), WriteObstacle> {
