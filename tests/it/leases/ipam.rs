@@ -4,8 +4,8 @@ use anyhow::Result;
 use harvester_guest_operator::api::ANNOTATION_NETWORK;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
-use serde_json::{Value, json};
+use kube::api::PostParams;
+use serde_json::json;
 use testbed::{Proxy, Start, Verdict, eventually};
 
 use super::{Agent, NETWORK};
@@ -95,41 +95,6 @@ async fn a_change_of_ipam_ends_a_wait_for_a_pool_and_a_service_of_the_former_typ
     cluster.address("next").await?;
     assert_eq!(cluster.allocated("later").await?.len(), 1);
     assert_eq!(cluster.allocated("pool").await?.len(), 0);
-    cluster.consistent().await
-}
-
-/// Another program's finalizer holds the Service that asks for the claimed address.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_ipam_that_waits_for_the_end_of_the_service_is_reported() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
-    as_harvester_ships_it(&cluster).await?;
-    let _operator = cluster.operator().await?;
-    let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
-    cluster.lb_with("web", json!({"backendServerSelector": {"app": ["web"]}})).await?;
-    eventually(SOON, "a Service", async || {
-        services.get_opt("web").await.map(|service| service.is_some())
-    })
-    .await?;
-    let hold = async |finalizers: Value| {
-        let patch = Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
-        services.patch("web", &PatchParams::default(), &patch).await
-    };
-    hold(json!(["example.com/hold"])).await?;
-
-    cluster.patch_lb("web", json!({"spec": {"ipam": "dhcp"}})).await?;
-    let said = cluster.waits("web", "ServiceDeleting").await?;
-    assert!(said.contains("example.com/hold"), "{said}");
-    assert_eq!(cluster.warned("web", "ServiceDeleting").await?, said);
-    assert_eq!(cluster.address("web").await?, "10.1.0.2");
-    assert_eq!(cluster.allocated("pool").await?.len(), 1);
-
-    hold(Value::Null).await?;
-    cluster.publishes("web", "0.0.0.0").await?;
-    eventually(SOON, "end of the claim", async || {
-        cluster.allocated("pool").await.map(|claims| claims.is_empty())
-    })
-    .await?;
     cluster.consistent().await
 }
 

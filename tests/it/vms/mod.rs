@@ -5,6 +5,7 @@ mod announcing;
 mod crash;
 mod endpoints;
 mod families;
+mod held;
 pub(crate) mod input;
 mod leaving;
 mod matrix;

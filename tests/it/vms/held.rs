@@ -1,0 +1,60 @@
+//! Services whose end another program's finalizer delays, after a change of `spec.ipam`. Harvester's
+//! CRD does not refuse this change. Admission is off here.
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Service;
+use serde_json::{Value, json};
+use testbed::eventually;
+use testbed::kubevirt::Guest;
+
+use super::input::as_harvester_ships_it;
+use super::vm;
+use crate::support::{Cluster, SOON};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_is_kept_and_said_while_the_service_that_asks_for_it_ends() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    as_harvester_ships_it(&cluster).await?;
+    let _operator = cluster.operator().await?;
+    Guest::run(&cluster.client, vm("web", "a", "10.52.0.7"), "node-1").await?;
+    cluster.vm_lb("web").await?;
+    announced(&cluster, "web", "10.1.0.2").await?;
+    cluster.endpoints_are("web", &[("a", "10.52.0.7", "ready")]).await?;
+    hold(&cluster, "web").await?;
+
+    cluster.patch_lb("web", json!({"spec": {"ipam": "dhcp"}})).await?;
+    let said = cluster.waits("web", "ServiceDeleting").await?;
+    assert!(said.contains("example.com/hold"), "{said}");
+    assert_eq!(cluster.address("web").await?, "10.1.0.2");
+    assert_eq!(cluster.allocated("pool").await?.len(), 1);
+    assert_eq!(cluster.reached_at("web").await?.as_deref(), Some("10.1.0.2"));
+    Guest::run(&cluster.client, vm("web", "b", "10.52.0.8"), "node-1").await?;
+    let both = [("a", "10.52.0.7", "ready"), ("b", "10.52.0.8", "ready")];
+    cluster.endpoints_are("web", &both).await?;
+
+    let_go(&cluster, "web").await?;
+    cluster.publishes("web", "0.0.0.0").await?;
+    eventually(SOON, "end of the claim", async || {
+        cluster.allocated("pool").await.map(|claims| claims.is_empty())
+    })
+    .await?;
+    cluster.consistent().await
+}
+
+/// Waits until the LoadBalancer has a Service, which is then announced at the address.
+async fn announced(cluster: &Cluster, name: &str, at: &str) -> Result<()> {
+    cluster.service_when(name, "existence", |_| true).await?;
+    cluster.announce(name, &[at]).await?;
+    cluster.is_reached_at(name, Some(at)).await
+}
+
+async fn hold(cluster: &Cluster, service: &str) -> Result<()> {
+    let hold = json!({"metadata": {"finalizers": ["example.com/hold"]}});
+    cluster.edit::<Service>(service, hold).await.map(drop)
+}
+
+async fn let_go(cluster: &Cluster, service: &str) -> Result<()> {
+    let none: Value = json!({"metadata": {"finalizers": null}});
+    cluster.edit::<Service>(service, none).await.map(drop)
+}
