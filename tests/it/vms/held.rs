@@ -2,14 +2,17 @@
 //! CRD does not refuse this change. Admission is off here.
 
 use anyhow::Result;
+use harvester_guest_operator::api::ANNOTATION_NETWORK;
 use k8s_openapi::api::core::v1::Service;
+use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use testbed::eventually;
 use testbed::kubevirt::Guest;
 
 use super::input::as_harvester_ships_it;
 use super::vm;
-use crate::support::{Cluster, SOON};
+use crate::leases::{Agent, NETWORK};
+use crate::support::{Cluster, SOON, settled};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_is_kept_and_said_while_the_service_that_asks_for_it_ends() -> Result<()> {
@@ -39,6 +42,34 @@ async fn a_claim_is_kept_and_said_while_the_service_that_asks_for_it_ends() -> R
         cluster.allocated("pool").await.map(|claims| claims.is_empty())
     })
     .await?;
+    cluster.consistent().await
+}
+
+/// The pool that the LoadBalancer names does not exist, so it has no address in the meantime.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_kept_while_the_service_that_is_announced_at_it_ends() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    as_harvester_ships_it(&cluster).await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let _operator = cluster.operator().await?;
+    let spec = json!({"ipam": "dhcp", "backendServerSelector": {"app": ["web"]}});
+    cluster.annotated("web", json!({ANNOTATION_NETWORK: NETWORK}), spec).await?;
+    cluster.grant("web", "10.7.0.20").await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    announced(&cluster, "web", "10.7.0.20").await?;
+    hold(&cluster, "web").await?;
+
+    cluster.patch_lb("web", json!({"spec": {"ipam": "pool", "ipPool": "later"}})).await?;
+    cluster.waits("web", "IPPoolNotFound").await?;
+    settled("web", async || Ok(cluster.lbs().get("web").await?.resource_version())).await?;
+    assert_eq!(cluster.reached_at("web").await?.as_deref(), Some("10.7.0.20"));
+    let record = cluster.records().get("web").await?;
+    assert_eq!(record.metadata.deletion_timestamp, None);
+
+    let_go(&cluster, "web").await?;
+    cluster.is_reached_at("web", None).await?;
+    cluster.let_go("web").await?;
+    cluster.record_gone("web").await?;
     cluster.consistent().await
 }
 

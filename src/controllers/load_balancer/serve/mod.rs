@@ -81,13 +81,10 @@ pub(super) async fn serve(
     outcome: AddressOutcome,
     ctx: &LbContext,
 ) -> Result<Option<ServingOutcome>, ReconcileError> {
-    if !listeners::is_vm(lb) || !status::may_serve(lb) {
-        return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
+    if listeners::is_vm(lb) && !outcome.is_allocated() {
+        return end_service(lb, outcome, ctx).await.map(Some);
     }
-    if !outcome.is_allocated() {
-        // The LoadBalancer may have had an address, and lost it to a LoadBalancer whose claim has
-        // precedence. So its Service is deleted.
-        suspend(lb, ctx).await?;
+    if !listeners::is_vm(lb) || !status::may_serve(lb) {
         return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
     let before = ctx.shared.views.service_addresses(lb);
@@ -126,6 +123,23 @@ fn again(service: &ServiceState, had_others: bool) -> Option<Duration> {
         // The Service is not written until the spec changes.
         ServiceState::Faulty(_) => None,
     }
+}
+
+/// Deletes the Service of a LoadBalancer that has no address. The LoadBalancer may have had an
+/// address, and lost it to a LoadBalancer whose claim has precedence. While a finalizer delays the
+/// deletion, the Service may still be announced, and `status.address` still shows its address. So
+/// the DHCPLease of this address stays.
+async fn end_service(
+    lb: &LoadBalancer,
+    outcome: AddressOutcome,
+    ctx: &LbContext,
+) -> Result<ServingOutcome, ReconcileError> {
+    let at = ServiceTarget::new(lb, ctx);
+    let may_exist = status::may_serve(lb) || at.own().is_some_and(|own| own.deleting);
+    let report = (may_exist && !suspend(lb, ctx).await?)
+        .then(|| ServingStatus::new(at.waiting(), at.ingress()));
+    let again = report.as_ref().and_then(|report| again(&report.service, false));
+    Ok(ServingOutcome { outcome, report, again })
 }
 
 /// Writes Service and EndpointSlices where they differ from the desired ones. If the VMs are not
