@@ -1,5 +1,5 @@
-//! Client of the API server: its configuration, its connections with their deadlines, and the count
-//! of its calls.
+//! Client of the API server: its configuration, its connections with their deadlines, the pages of
+//! its lists, and the count of its calls.
 
 use std::path::Path;
 use std::task::{Context, Poll};
@@ -20,6 +20,7 @@ use tower::util::option_layer;
 use tower::{BoxError, Service, ServiceBuilder, layer::layer_fn};
 
 use super::SILENCE;
+use super::paging::FittedPages;
 use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
@@ -142,6 +143,7 @@ fn assemble(
     Ok(ClientBuilder::new(service, config.default_namespace)
         .with_layer(&counted)
         .with_layer(&option_layer(read_only))
+        .with_layer(&layer_fn(FittedPages::new))
         .build())
 }
 

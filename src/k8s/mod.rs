@@ -56,6 +56,7 @@ pub mod informer;
 mod lazy_object;
 pub mod leadership;
 pub mod other_controller;
+mod paging;
 pub mod read;
 pub mod read_only;
 mod request_path;
@@ -76,9 +77,9 @@ use crate::metrics::Metrics;
 /// call had an effect.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Number of objects in one page of a list. The value is small, because the whole page is in memory
-/// as text until it is parsed, and a tenant can make objects of 1.5 MB.
-pub const PAGE: u32 = 50;
+/// Largest number of objects in one page of a list. Pages of large objects have fewer
+/// ([`paging`]).
+pub const PAGE: u32 = 500;
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
 /// the connection and its calls fail. Lists and watches of informers have only this limit. Calls of

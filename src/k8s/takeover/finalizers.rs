@@ -14,11 +14,9 @@ use super::{PATIENCE, TakeoverClient};
 use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use crate::domain::object_fields::finalizers::removal_patch;
 use crate::domain::takeover::steps::VM_FINALIZERS;
-use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
+use crate::k8s::{CallError, PAGE};
 
-/// Number of objects in one page of a list.
-const PAGE: u32 = 500;
 /// Maximum number of objects whose finalizers are being removed at the same time.
 const AT_A_TIME: usize = 16;
 
