@@ -208,7 +208,7 @@ impl Metrics {
             events_dropped: make.counter("hgo_events_dropped_total", "Events not written")?,
             evicted: make.counters(
                 "hgo_connections_evicted_total",
-                "Connections closed because there were too many, the oldest of the largest source",
+                "Connections closed because there were too many, each of the largest source",
                 &["port"],
             )?,
             probes: ProbeMetrics::new(&make)?,

@@ -1,13 +1,15 @@
 //! Connections that a listener has accepted. If there is no room for a new connection,
 //! [`ConnectionTable`] chooses the connection to close.
 //!
-//! Invariants: after a whole request has arrived, its connection is not closed before the answer is
-//! sent. If there is no room, the source with the most connections loses a connection that has no
-//! whole request: the one whose phase began first. But no source loses a connection to a source
-//! that has as many. So a source that opens many connections takes none from a source with few,
-//! even if all its own are busy: then it loses the new one. An API server has few connections and
-//! uses them, so it loses no connection.
+//! Invariants:
+//! * a new connection always gets room, so none waits behind those of another source;
+//! * the source with the most connections loses one, even if all of them are busy. But no source
+//!   loses a connection to a source that has as many. So a source that opens many connections takes
+//!   none from a source with few, such as an API server;
+//! * a source first loses a connection without a whole request, and last one whose answer is being
+//!   sent. So only such an answer can be lost: the client of any other request sends it again.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -50,15 +52,6 @@ pub enum ConnectionPhase {
     Sending,
 }
 
-impl ConnectionPhase {
-    /// Whether a connection in this phase may be closed to make room: the connection has no whole
-    /// request that still needs an answer. If only a part of a request has arrived, the client
-    /// sends the request again.
-    fn may_go(self) -> bool {
-        !matches!(self, Self::Working | Self::Sending)
-    }
-}
-
 /// Open connections, each with its phase and a handle of type `T` that closes it.
 #[derive(Debug)]
 pub struct ConnectionTable<T> {
@@ -73,6 +66,19 @@ struct ConnectionSeat<T> {
     /// Start of the phase, as an offset on one monotonic clock.
     since: Duration,
     ends: T,
+}
+
+impl<T> ConnectionSeat<T> {
+    /// Rank among the connections of one source. The connection with the lowest rank is closed
+    /// first. Of the requests that are being processed, the oldest will be answered next. So the
+    /// newest goes first, and a source with too many requests still gets answers.
+    fn rank(&self) -> (u8, Duration) {
+        match self.phase {
+            ConnectionPhase::Working => (1, Duration::MAX.saturating_sub(self.since)),
+            ConnectionPhase::Sending => (2, self.since),
+            _ => (0, self.since),
+        }
+    }
 }
 
 /// Key of a connection in a [`ConnectionTable`].
@@ -100,33 +106,22 @@ impl<T> ConnectionTable<T> {
     }
 
     /// Removes and returns the connection that must be closed before a new one from `newcomer` is
-    /// added. `Ok(None)`: the table is not full, so no connection is removed. `Err`: the table is
-    /// full, and no connection may be closed for this source. The error says whether the new
-    /// connection may wait.
-    pub fn make_room(
-        &mut self,
-        newcomer: ConnectionSource,
-    ) -> Result<Option<EvictedConnection<T>>, NoRoom> {
+    /// added. `None`: the table is not full, so no connection is removed.
+    pub fn make_room(&mut self, newcomer: ConnectionSource) -> Option<EvictedConnection<T>> {
         if self.len() < self.most {
-            return Ok(None);
+            return None;
         }
         let own = self.seats.get(&newcomer).map_or(0, BTreeMap::len);
-        let oldest = |(source, seats): (&ConnectionSource, &BTreeMap<u64, ConnectionSeat<T>>)| {
+        let first = |(source, seats): (&ConnectionSource, &BTreeMap<u64, ConnectionSeat<T>>)| {
             if *source != newcomer && seats.len() <= own {
                 return None;
             }
-            let may_go = seats.iter().filter(|(_, seat)| seat.phase.may_go());
-            let (number, seat) = may_go.min_by_key(|(_, seat)| seat.since)?;
-            Some((seats.len(), std::cmp::Reverse(seat.since), *source, *number))
+            let (number, seat) = seats.iter().min_by_key(|(_, seat)| seat.rank())?;
+            Some((Reverse(seats.len()), seat.rank(), *source, *number))
         };
-        let Some((had, _, source, number)) = self.seats.iter().filter_map(oldest).max() else {
-            let others = self.seats.iter().filter(|(source, _)| **source != newcomer);
-            let most = others.map(|(_, seats)| seats.len()).max();
-            let is_greedy = most.is_some_and(|most| most <= own);
-            return Err(if is_greedy { NoRoom::Refused { had: own } } else { NoRoom::ForNow });
-        };
-        let gone = self.leave(ConnectionKey { source, number });
-        Ok(gone.map(|ends| EvictedConnection { ends, source, had }))
+        let (Reverse(had), _, source, number) = self.seats.iter().filter_map(first).min()?;
+        let ends = self.leave(ConnectionKey { source, number })?;
+        Some(EvictedConnection { ends, source, had })
     }
 
     /// Adds a connection from `source`. The connection's handshake begins at `now`. `ends`: handle
@@ -169,21 +164,6 @@ impl<T> ConnectionTable<T> {
     }
 }
 
-/// Error: the table is full, and no connection may be closed. Each connection has a request that is
-/// being processed, or an answer that is being sent, or belongs to a source that has no more
-/// connections than the source of the new one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRoom {
-    /// The new connection waits until another one ends or becomes idle.
-    ForNow,
-    /// The new connection must be closed, because no other source has more connections. If it
-    /// waited, connections of other sources would wait behind it.
-    Refused {
-        /// Number of connections that the source of the new one has.
-        had: usize,
-    },
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,7 +185,7 @@ mod tests {
         at: u64,
         ends: T,
     ) -> (ConnectionKey, Option<(T, usize)>) {
-        let gone = table.make_room(from).unwrap().map(|gone| (gone.ends, gone.had));
+        let gone = table.make_room(from).map(|gone| (gone.ends, gone.had));
         (table.enter(from, s(at), ends), gone)
     }
 
@@ -234,27 +214,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_stays_and_what_was_used_last_goes_last() {
-        let mut table = ConnectionTable::new(2);
-        let (first, _) = come(&mut table, source(1), 1, "first");
-        let (second, _) = come(&mut table, source(1), 2, "second");
-        table.set_phase(first, ConnectionPhase::Idle, s(3));
-        assert_eq!(come(&mut table, source(2), 4, "third").1, Some(("second", 2)));
-        table.set_phase(second, ConnectionPhase::Working, s(5));
-        for busy in [ConnectionPhase::Working, ConnectionPhase::Sending] {
-            table.set_phase(first, busy, s(5));
-            assert_eq!(table.make_room(source(3)).unwrap().unwrap().ends, "third");
-            let (third, _) = come(&mut table, source(2), 4, "third");
-            table.set_phase(third, busy, s(6));
-            assert_eq!(table.make_room(source(3)).unwrap_err(), NoRoom::ForNow);
-            table.set_phase(third, ConnectionPhase::Asking, s(7));
+    fn a_request_that_is_being_processed_goes_late_and_an_answer_last() {
+        use ConnectionPhase::{Asking, Idle, Sending, Working};
+        let mut table = ConnectionTable::new(6);
+        for (phase, at, name) in [
+            (Sending, 10, "answer"),
+            (Working, 11, "older request"),
+            (Working, 12, "newer request"),
+            (Idle, 14, "used last"),
+            (Asking, 13, "part of a request"),
+            (Sending, 15, "newer answer"),
+        ] {
+            let (place, _) = come(&mut table, source(1), 1, name);
+            table.set_phase(place, phase, s(at));
         }
-        assert_eq!(table.leave(first), Some("first"));
-        assert_eq!(table.leave(first), None);
-        assert_eq!(table.make_room(source(3)).unwrap(), None);
+        for (newcomer, expected) in [
+            (2, ("part of a request", 6)),
+            (3, ("used last", 5)),
+            (4, ("newer request", 4)),
+            (5, ("older request", 3)),
+            (6, ("answer", 2)),
+        ] {
+            let (_, gone) = come(&mut table, source(newcomer), 20, "new");
+            assert_eq!(gone, Some(expected));
+        }
     }
 
-    /// A source whose requests are all being processed takes no idle connection of another source.
+    /// A source whose requests are all being processed loses one of them, and takes no idle
+    /// connection of another source.
     #[test]
     fn a_source_with_many_busy_connections_takes_none_of_a_source_with_fewer() {
         let mut table = ConnectionTable::new(5);
@@ -266,22 +253,21 @@ mod tests {
             let (busy, _) = come(&mut table, source(2), at, "busy");
             table.set_phase(busy, ConnectionPhase::Working, s(at));
         }
-        assert_eq!(table.make_room(source(2)).unwrap_err(), NoRoom::Refused { had: 3 });
-        // The other source replaces one of its own connections, and a source without connections
-        // may replace any.
-        assert_eq!(table.make_room(source(1)).unwrap().unwrap().had, 2);
-        let (idle, _) = come(&mut table, source(1), 6, "api");
-        table.set_phase(idle, ConnectionPhase::Idle, s(6));
-        assert_eq!(table.make_room(source(3)).unwrap().unwrap().ends, "api");
+        for newcomer in [2, 1, 3] {
+            let gone = table.make_room(source(newcomer)).unwrap();
+            assert_eq!((gone.ends, gone.had), ("busy", 3), "{newcomer}");
+            let (busy, _) = come(&mut table, source(2), 6, "busy");
+            table.set_phase(busy, ConnectionPhase::Working, s(6));
+        }
     }
 
-    /// A new connection of the only source delays only others of its own source.
     #[test]
-    fn a_new_connection_of_the_only_source_waits() {
+    fn the_only_source_makes_room_for_itself() {
         let mut table = ConnectionTable::new(1);
-        let (busy, _) = come(&mut table, source(1), 1, ());
+        let (busy, _) = come(&mut table, source(1), 1, "busy");
         table.set_phase(busy, ConnectionPhase::Working, s(1));
-        assert_eq!(table.make_room(source(1)).unwrap_err(), NoRoom::ForNow);
+        assert_eq!(come(&mut table, source(1), 2, "new").1, Some(("busy", 1)));
+        assert_eq!(table.leave(busy), None, "it was removed");
     }
 
     /// A thousand connections from one source never cause a connection of another source to be

@@ -9,7 +9,9 @@
 //! * an idle connection is closed by its caller, because otherwise a request could arrive while
 //!   this process closes the connection;
 //! * before this process closes a connection, for lack of room or because the process ends, it
-//!   sends a final answer. The final answer also answers a request that may be on its way;
+//!   sends a final answer. The final answer also answers a request that may be on its way. For lack
+//!   of room, it also answers a request that is being processed;
+//! * an answer that is being sent is cut only if its caller does not read it in time;
 //! * after the final answer the connection stays open for a moment, so that no reset destroys data
 //!   that the caller has not read yet.
 //!
@@ -59,15 +61,17 @@ const SENDING: Duration = Duration::from_secs(5);
 /// unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for sending the answer `FAREWELL`, if any, and for ending the sending half of the
-/// connection.
+/// connection. The same limit applies to an answer that is being sent when there is no room for
+/// its connection any more.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time limit for reading data that the caller sent before it read the last answer of the
 /// connection. A busy machine may stall, but for less time than this limit.
 const LINGER: Duration = Duration::from_secs(8);
 /// Maximum number of bytes that are read after the last answer of the connection.
 const LINGER_BYTES: usize = 4 << 20;
-/// Answer with status 503 that ends a connection without a complete request. If the caller has just
-/// sent a request, this is the answer to that request, and the caller sends the request again.
+/// Answer with status 503 that ends a connection before the answer to a request begins. If the
+/// caller has sent a request, this is the answer to that request, and the caller sends the request
+/// again.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
 
@@ -83,8 +87,8 @@ pub(super) struct Conversation {
 enum ConversationEnd {
     /// The last answer was sent, or the caller has closed the connection.
     Over,
-    /// The connection must end, and has no complete request. The caller gets the answer `FAREWELL`.
-    Unasked,
+    /// The connection must end, and no answer has begun. The caller gets the answer `FAREWELL`.
+    Unanswered,
     /// The answer to a request was late, or the caller did not read this answer in time, or
     /// [`Caller::cut`] was cancelled. The connection is closed without the answer `FAREWELL`.
     Cut,
@@ -126,7 +130,7 @@ impl Conversation {
         let words: &[u8] = match end {
             ConversationEnd::Cut => return,
             ConversationEnd::Over => b"",
-            ConversationEnd::Unasked => FAREWELL,
+            ConversationEnd::Unanswered => FAREWELL,
         };
         let line = http.into_parts().io.into_inner();
         drop(self.seat);
@@ -151,16 +155,17 @@ impl Conversation {
         let mut seen = None;
         let began = Instant::now();
         poll_fn(move |cx| {
+            is_gone = is_gone || gone.as_mut().poll(cx).is_ready();
             let now = (progress.phase(), progress.answers());
-            if seen != Some(now) {
-                seen = Some(now);
+            if seen != Some((now, is_gone)) {
+                seen = Some((now, is_gone));
                 self.seat.set_phase(now.0);
-                deadline.as_mut().reset(Instant::now() + patience(now.0));
+                let most = if is_gone { LAST_WORD } else { patience(now.0) };
+                deadline.as_mut().reset(Instant::now() + most);
             }
             if cut.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(ConversationEnd::Cut);
             }
-            is_gone = is_gone || gone.as_mut().poll(cx).is_ready();
             if !is_ending && ending.as_mut().poll(cx).is_ready() {
                 is_ending = true;
                 shorten(deadline.as_mut(), Instant::now() + WIND_DOWN);
@@ -173,16 +178,16 @@ impl Conversation {
                 (ConnectionPhase::Working | ConnectionPhase::Sending, _) if is_late => {
                     Poll::Ready(ConversationEnd::Cut)
                 }
-                (ConnectionPhase::Working | ConnectionPhase::Sending, _) => Poll::Pending,
-                _ if is_late || is_gone => Poll::Ready(ConversationEnd::Unasked),
-                (ConnectionPhase::Asking, _) => Poll::Pending,
+                (ConnectionPhase::Sending, _) => Poll::Pending,
+                _ if is_late || is_gone => Poll::Ready(ConversationEnd::Unanswered),
+                (ConnectionPhase::Asking | ConnectionPhase::Working, _) => Poll::Pending,
                 // `FAREWELL` is not sent before the first request, because a caller treats an
                 // answer without a request as a failure. The caller has the time `FRESH` to send
                 // its first request.
                 (_, 0) if is_ending && began.elapsed() < FRESH => {
                     shorten_and_poll(deadline.as_mut(), began + FRESH, cx)
                 }
-                _ if is_ending => Poll::Ready(ConversationEnd::Unasked),
+                _ if is_ending => Poll::Ready(ConversationEnd::Unanswered),
                 _ => Poll::Pending,
             }
         })
@@ -211,7 +216,7 @@ fn shorten_and_poll(
     cx: &mut Context<'_>,
 ) -> Poll<ConversationEnd> {
     shorten(deadline.as_mut(), to);
-    deadline.poll(cx).map(|()| ConversationEnd::Unasked)
+    deadline.poll(cx).map(|()| ConversationEnd::Unanswered)
 }
 
 /// Sends `words`, and ends the sending half of the connection. Then reads and drops data that the
@@ -304,8 +309,8 @@ mod tests {
         }
     }
 
-    /// Sends a request to a server, and reads the first byte of the answer. Returns the connection,
-    /// the answer, and the token that closes the connection.
+    /// Sends a request to a server with room for one connection, and reads the first byte of the
+    /// answer. Returns the connection, the answer, and the token that closes the connection.
     async fn asked() -> (TcpStream, Weak<Vec<u8>>, CancellationToken) {
         let (sender, mut answers) = unbounded_channel();
         let answer = move |Extension(caller): Extension<Caller>| {
@@ -319,7 +324,7 @@ mod tests {
             port: "test",
             tls: None,
             app: Router::new().route("/", get(answer)),
-            connections: 10,
+            connections: 1,
             age: AGE,
             ending: ServerShutdown::default(),
             metrics: Metrics::new().unwrap(),
@@ -346,15 +351,25 @@ mod tests {
         assert!(received > UNSENT / 2, "{received} bytes");
     }
 
+    async fn dropped(answer: &Weak<Vec<u8>>) {
+        while answer.upgrade().is_some() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     #[tokio::test]
     async fn a_connection_that_is_cut_ends_while_its_answer_is_being_sent() {
         let (_stream, answer, cut) = asked().await;
         cut.cancel();
-        let dropped = async {
-            while answer.upgrade().is_some() {
-                tokio::task::yield_now().await;
-            }
-        };
-        timeout(SENDING / 2, dropped).await.unwrap();
+        timeout(SENDING / 2, dropped(&answer)).await.unwrap();
+    }
+
+    /// The memory of answers that are not read is limited, because their connections have no place
+    /// in the table any more.
+    #[tokio::test]
+    async fn an_answer_that_is_not_read_has_less_time_if_there_is_no_room() {
+        let (stream, answer, _) = asked().await;
+        let _other = TcpStream::connect(stream.peer_addr().unwrap()).await.unwrap();
+        timeout(SENDING / 2, dropped(&answer)).await.unwrap();
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use axum::Router;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::domain::limits::connections::{
-    ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable, NoRoom,
+    ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable,
 };
 use crate::locks::lock;
 use crate::metrics::Metrics;
@@ -105,8 +105,6 @@ pub struct Server {
 struct ListenerState {
     server: Server,
     connections: Mutex<ConnectionTable<CancellationToken>>,
-    /// Notified when a connection ends or changes its phase, because there may be room then.
-    moved: Notify,
     lingering: Semaphore,
     handshakes: Turns<ConnectionSource>,
     began: Instant,
@@ -119,7 +117,6 @@ impl Server {
         let ending = self.ending.clone();
         let shared = Arc::new(ListenerState {
             connections: Mutex::new(ConnectionTable::new(self.connections)),
-            moved: Notify::new(),
             lingering: Semaphore::new(LINGERING),
             handshakes: Turns::new(1),
             began: Instant::now(),
@@ -135,7 +132,7 @@ impl Server {
         // reset these connections when the listener is closed.
         let last = async {
             while let Ok(Ok((stream, peer))) = timeout(LAST_CALL, listener.accept()).await {
-                shared.take_in(stream, peer, &tasks).await;
+                shared.take_in(stream, peer, &tasks);
             }
         };
         let end = Instant::now() + WIND_DOWN;
@@ -153,7 +150,7 @@ impl ListenerState {
             match listener.accept().await {
                 Ok((stream, peer)) => {
                     paused = None;
-                    self.take_in(stream, peer, tasks).await;
+                    self.take_in(stream, peer, tasks);
                 }
                 Err(error) => {
                     if let Some(pause) = pause_after(error.kind(), paused) {
@@ -167,37 +164,17 @@ impl ListenerState {
         }
     }
 
-    /// Waits until there is room for one more connection. Then serves `stream` in a new task of
-    /// `tasks`. Closes `stream` if its source has too many connections.
-    async fn take_in(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr, tasks: &TaskTracker) {
+    /// Serves `stream` in a new task of `tasks`. If there is no room for one more connection, first
+    /// ends the connection that [`ConnectionTable::make_room`] chooses.
+    fn take_in(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr, tasks: &TaskTracker) {
         let source = ConnectionSource::of(peer.ip());
-        if !self.make_room(source).await {
-            return;
+        let evicted = self.connections().make_room(source);
+        if let Some(evicted) = evicted {
+            evicted.ends.cancel();
+            self.report_eviction(evicted.source, evicted.had);
         }
         let (seat, gone) = self.seat(source);
         tasks.spawn(self.clone().connection(stream, seat, gone));
-    }
-
-    /// Makes room for one more connection of `newcomer`. If there is none, ends the connection
-    /// that [`ConnectionTable::make_room`] chooses. While no connection may be ended, waits.
-    /// Returns false if the new connection must be closed instead.
-    async fn make_room(&self, newcomer: ConnectionSource) -> bool {
-        loop {
-            let moved = self.moved.notified();
-            let evicted = self.connections().make_room(newcomer);
-            match evicted {
-                Ok(None) => return true,
-                Ok(Some(evicted)) => {
-                    evicted.ends.cancel();
-                    self.report_eviction(evicted.source, evicted.had);
-                }
-                Err(NoRoom::ForNow) => moved.await,
-                Err(NoRoom::Refused { had }) => {
-                    self.report_eviction(newcomer, had);
-                    return false;
-                }
-            }
-        }
     }
 
     fn report_eviction(&self, source: ConnectionSource, had: usize) {
@@ -287,14 +264,12 @@ impl ListenerSeat {
     fn set_phase(&self, phase: ConnectionPhase) {
         let now = self.shared.began.elapsed();
         self.shared.connections().set_phase(self.place, phase, now);
-        self.shared.moved.notify_one();
     }
 }
 
 impl Drop for ListenerSeat {
     fn drop(&mut self) {
         self.shared.connections().leave(self.place);
-        self.shared.moved.notify_one();
     }
 }
 
@@ -396,7 +371,7 @@ mod tests {
         serving.await.unwrap();
     }
 
-    /// The new connection is closed. If it waited for room, those of other sources would wait behind it.
+    /// If the new connections waited for room, those of other sources would wait behind them.
     #[tokio::test]
     async fn a_source_whose_connections_are_all_busy_does_not_hold_up_another_source() {
         let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
@@ -409,25 +384,25 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(Server { app, connections: 3, ..server }.serve(listener));
-        let stranger = async || {
+        let mut busy = Vec::new();
+        for _ in 0..4 {
             let socket = TcpSocket::new_v4().unwrap();
             socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
-            socket.connect(address).await.unwrap()
-        };
-        let ask = async |caller: &mut TcpStream, path: &str| {
-            let text = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
-            caller.write_all(text.as_bytes()).await.unwrap();
-        };
-        let mut busy = [stranger().await, stranger().await];
-        for caller in &mut busy {
-            ask(caller, "/wait").await;
+            let mut caller = socket.connect(address).await.unwrap();
+            caller.write_all(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
             heard.recv().await.unwrap();
+            busy.push(caller);
         }
-        for _ in 0..2 {
-            let mut caller = TcpStream::connect(address).await.unwrap();
-            ask(&mut caller, "/").await;
-            caller.read_u8().await.unwrap();
-            timeout(WIND_DOWN * 10, stranger().await.read_u8()).await.unwrap().unwrap_err();
+        let mut caller = TcpStream::connect(address).await.unwrap();
+        caller.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        timeout(WIND_DOWN, caller.read_u8()).await.unwrap().unwrap();
+        // The third made room for the fourth, and the fourth made room for the other source. The
+        // answer tells their callers to send the request again.
+        for lost in [2, 3] {
+            let mut words = String::new();
+            let read = timeout(WIND_DOWN, busy[lost].read_to_string(&mut words)).await;
+            read.unwrap().unwrap();
+            assert!(words.starts_with("HTTP/1.1 503") && words.contains("Retry-After"), "{words}");
         }
     }
 
