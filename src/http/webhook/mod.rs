@@ -143,7 +143,7 @@ impl Webhooks {
             sent.turn = Some(self.reviews.turns.take(source).await);
         }
         let (handle, at) = (Handle::current(), self.clone());
-        let work = move |bytes: &[u8]| handle.block_on(at.answer_review(stage, bytes));
+        let work = move |bytes: &[u8]| handle.block_on(at.answer_review(stage, bytes, true));
         beside(&self.reviews, &caller, sent, work).await
     }
 
@@ -155,44 +155,52 @@ impl Webhooks {
         bytes: &[u8],
         source: ConnectionSource,
     ) -> Result<Vec<u8>, RequestRefusal> {
-        if let Some(answer) = self.answer_review(stage, bytes).now_or_never() {
+        if let Some(answer) = self.answer_review(stage, bytes, false).now_or_never() {
             return answer;
         }
         let _place = self.readers.take(source).await;
-        self.answer_review(stage, bytes).await
+        self.answer_review(stage, bytes, false).await
     }
 
+    /// Answers a review. `has_turn`: whether the review has its turn. Without a turn, a large answer
+    /// is dropped and the review is processed again, so the metrics do not count it yet.
     async fn answer_review(
         &self,
         stage: AdmissionStage,
         bytes: &[u8],
+        has_turn: bool,
     ) -> Result<Vec<u8>, RequestRefusal> {
         let review = admission_review::parse(bytes).map_err(RequestRefusal::malformed)?;
         let me = self.me.borrow().clone();
         let began = Instant::now();
         let outcome = admission_review::apply_rules(&self.admission, stage, &review, &me).await;
-        self.count(stage.name(), review.kind(), outcome.verdict(), began);
-        Ok(outcome.render(&review, stage))
+        let answer = outcome.render(&review, stage);
+        if has_turn || answer.len() <= SMALL {
+            self.count(stage.name(), review.kind(), outcome.verdict(), began);
+        }
+        Ok(answer)
     }
 
     async fn convert(self: Arc<Self>, caller: Caller, body: Body) -> Result<Bytes, RequestRefusal> {
         let turns = &self.conversions.turns;
         let mut sent = read(body, turns, caller.source, CONVERSION_LIMITS).await?;
         let at = self.clone();
-        let work = move |bytes: &[u8]| -> Result<Vec<u8>, RequestRefusal> {
+        let work = move |bytes: &[u8], has_turn: bool| -> Result<Vec<u8>, RequestRefusal> {
             let began = Instant::now();
             let answer = conversion::review(bytes).map_err(RequestRefusal::malformed)?;
-            at.count("conversion", "LoadBalancer", ReviewOutcome::CONVERTED, began);
+            if has_turn || answer.len() <= SMALL {
+                at.count("conversion", "LoadBalancer", ReviewOutcome::CONVERTED, began);
+            }
             Ok(answer)
         };
         if sent.turn.is_none() {
             self.small_conversions.pass(caller.source).await;
-            if let Some(answer) = if_small(&work(&sent.bytes)?) {
+            if let Some(answer) = if_small(&work(&sent.bytes, false)?) {
                 return Ok(answer);
             }
             sent.turn = Some(turns.take(caller.source).await);
         }
-        beside(&self.conversions, &caller, sent, work).await
+        beside(&self.conversions, &caller, sent, move |bytes: &[u8]| work(bytes, true)).await
     }
 
     fn count(&self, call: &str, kind: &str, verdict: &str, began: Instant) {

@@ -24,6 +24,11 @@ fn caller() -> Caller {
     Caller { source: source(1), is_known: false, cut: CancellationToken::new() }
 }
 
+/// Number of requests that the metrics count with these labels.
+fn counted(webhooks: &Webhooks, call: &str, verdict: &str) -> u64 {
+    webhooks.metrics.admission.requests.with_label_values(&[call, "LoadBalancer", verdict]).get()
+}
+
 /// LoadBalancer with so many listeners. Its conversion adds two fields to each of them.
 fn with_listeners(count: usize) -> Value {
     json!({
@@ -86,6 +91,7 @@ async fn a_small_request_with_a_large_answer_waits_for_its_turn() {
     drop(turn);
     let answer = timeout(CONVERSION_DEADLINE, large).await.unwrap().unwrap();
     assert!(answer.len() > SMALL, "{}", answer.len());
+    assert_eq!(counted(&webhooks, "conversion", "allowed"), 2, "one small and one large");
 }
 
 /// The answer to a conversion that fails is short, but its text was long before.
@@ -132,6 +138,7 @@ async fn a_small_review_with_a_large_answer_waits_for_its_turn() {
     drop(turn);
     let answer = timeout(CONVERSION_DEADLINE, large).await.unwrap().unwrap();
     assert!(answer.len() > SMALL, "{}", answer.len());
+    assert_eq!(counted(&webhooks, "mutation", "changed"), 1, "it was processed twice");
 }
 
 /// The parsed objects of a review are in memory while it waits for a read.
