@@ -261,9 +261,6 @@ fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
 }
 
 impl ReviewOutcome {
-    /// Verdict that metrics show for a conversion.
-    pub const CONVERTED: &'static str = "allowed";
-
     /// Verdict that metrics show for the review.
     pub fn verdict(&self) -> &'static str {
         match self {

@@ -79,8 +79,17 @@ struct ConversionResult<'a> {
     message: Option<&'a str>,
 }
 
+/// Answer to a ConversionReview.
+#[derive(Debug)]
+pub struct ConversionAnswer {
+    /// The answer, as JSON.
+    pub text: Vec<u8>,
+    /// Verdict that metrics show: `refused` if an object could not be converted, else `allowed`.
+    pub verdict: &'static str,
+}
+
 /// Answers a ConversionReview. `Err`: reason why the body is not a valid ConversionReview.
-pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
+pub fn review(body: &[u8]) -> Result<ConversionAnswer, String> {
     let question: ConversionReview<'_> = serde_json::from_slice(body)
         .map_err(|error| format!("the body is not a {KIND}: {error}"))?;
     if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
@@ -108,16 +117,17 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     // A parse error may repeat a text of the request. The message goes into the log, too.
     let failure = convert_all(&request, ReviewBudget::FULL, &mut answer).err();
     let failure = failure.map(|why| cut(why, LONGEST_TEXT));
-    let mut answer = answer.text;
+    let mut text = answer.text;
     if let Some(message) = &failure {
         tracing::warn!(message, "cannot convert the objects of a review");
-        answer.truncate(before);
+        text.truncate(before);
     }
-    let status = if failure.is_none() { "Success" } else { "Failure" };
+    let (status, verdict) =
+        if failure.is_none() { ("Success", "allowed") } else { ("Failure", "refused") };
     let outcome = serde_json::to_string(&ConversionResult { status, message: failure.as_deref() });
     let outcome = outcome.map_err(|error| error.to_string())?;
-    answer.extend_from_slice(format!(r#"],"result":{outcome}}}}}"#).as_bytes());
-    Ok(answer)
+    text.extend_from_slice(format!(r#"],"result":{outcome}}}}}"#).as_bytes());
+    Ok(ConversionAnswer { text, verdict })
 }
 
 /// Converts all objects of the request, and appends them to the answer, separated by commas. `Err`:

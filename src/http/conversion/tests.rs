@@ -19,7 +19,7 @@ fn ask(desired: &str, objects: &[Value]) -> Value {
         "apiVersion": API_VERSION, "kind": KIND,
         "request": {"uid": "u-1", "desiredAPIVersion": desired, "objects": objects},
     });
-    serde_json::from_slice(&review(question.to_string().as_bytes()).unwrap()).unwrap()
+    serde_json::from_slice(&review(question.to_string().as_bytes()).unwrap().text).unwrap()
 }
 
 #[test]
@@ -67,7 +67,9 @@ fn refused(objects: &str) -> String {
         r#"{{"apiVersion":"{API_VERSION}","kind":"{KIND}","request":{{"uid":"u-1",
         "desiredAPIVersion":"{ALPHA}","objects":{objects}}}}}"#
     );
-    let answer: Value = serde_json::from_slice(&review(question.as_bytes()).unwrap()).unwrap();
+    let answer = review(question.as_bytes()).unwrap();
+    assert_eq!(answer.verdict, "refused");
+    let answer: Value = serde_json::from_slice(&answer.text).unwrap();
     assert_eq!(answer["response"]["convertedObjects"], json!([]));
     answer["response"]["result"]["message"].as_str().unwrap().to_owned()
 }

@@ -30,7 +30,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::admission::{AdmissionStage, RuleSources};
-use super::admission_review::{self, ReviewOutcome};
+use super::admission_review;
 use super::conversion;
 use super::large_queue::LargeQueue;
 use super::listener::Caller;
@@ -188,10 +188,10 @@ impl Webhooks {
         let work = move |bytes: &[u8], has_turn: bool| -> Result<Vec<u8>, RequestRefusal> {
             let began = Instant::now();
             let answer = conversion::review(bytes).map_err(RequestRefusal::malformed)?;
-            if has_turn || answer.len() <= SMALL {
-                at.count("conversion", "LoadBalancer", ReviewOutcome::CONVERTED, began);
+            if has_turn || answer.text.len() <= SMALL {
+                at.count("conversion", "LoadBalancer", answer.verdict, began);
             }
-            Ok(answer)
+            Ok(answer.text)
         };
         if sent.turn.is_none() {
             self.small_conversions.pass(caller.source).await;

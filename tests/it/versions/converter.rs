@@ -72,7 +72,7 @@ async fn answer(
     let body = request.into_body().collect().await?.to_bytes();
     count.fetch_add(1, Ordering::Relaxed);
     let (status, text) = match conversion::review(&body) {
-        Ok(answer) => (StatusCode::OK, answer),
+        Ok(answer) => (StatusCode::OK, answer.text),
         Err(why) => (StatusCode::BAD_REQUEST, why.into_bytes()),
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));

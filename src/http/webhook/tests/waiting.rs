@@ -1,4 +1,4 @@
-//! Tests of requests that wait, and of the memory of answers.
+//! Tests of requests that wait, of the memory of answers, and of what the metrics count.
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -102,6 +102,14 @@ async fn a_small_answer_takes_no_more_memory_than_its_text() {
     assert!(String::from_utf8_lossy(&answer).contains("objects[1]: "));
     let memory = answer.try_into_mut().unwrap().capacity();
     assert!(memory <= SMALL, "{memory} bytes");
+}
+
+#[tokio::test]
+async fn a_conversion_that_fails_counts_as_refused() {
+    let webhooks = webhooks();
+    webhooks.clone().convert(caller(), conversion_of(&[json!(0)])).await.unwrap();
+    assert_eq!(counted(&webhooks, "conversion", "refused"), 1);
+    assert_eq!(counted(&webhooks, "conversion", "allowed"), 0);
 }
 
 #[tokio::test]
