@@ -114,12 +114,13 @@ pub fn review(body: &[u8]) -> Result<ConversionAnswer, String> {
         .as_bytes(),
     );
     let before = answer.text.len();
-    // A parse error may repeat a text of the request. The message goes into the log, too.
+    // A parse error may repeat a text of the request.
     let failure = convert_all(&request, ReviewBudget::FULL, &mut answer).err();
     let failure = failure.map(|why| cut(why, LONGEST_TEXT));
     let mut text = answer.text;
     if let Some(message) = &failure {
-        tracing::warn!(message, "cannot convert the objects of a review");
+        // Any caller may send any number of such reviews, so a warning of each could fill the log.
+        tracing::debug!(message, "cannot convert the objects of a review");
         text.truncate(before);
     }
     let (status, verdict) =
