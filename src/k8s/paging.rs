@@ -2,7 +2,7 @@
 //!
 //! A page is in memory as text until it is parsed, and a tenant can make objects of 1.5 MB. So pages
 //! of a fixed number of objects need much memory if the number is large, and much time if it is
-//! small. A list may be continued with another `limit`: the conformance test of Kubernetes chooses a
+//! small. A list may be continued with another `limit`: the end-to-end test of Kubernetes chooses a
 //! random `limit` for each page (`test/e2e/apimachinery/chunking.go`).
 
 use std::collections::HashMap;

@@ -60,7 +60,7 @@ const SENDING: Duration = Duration::from_secs(5);
 /// handshake and the request. The caller does not repeat a request that it could not write to an
 /// unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
-/// Time limit for sending the answer `FAREWELL`, if any, and for ending the sending half of the
+/// Time limit for sending the answer `FAREWELL` or `OVERLOADED`, if any, and for ending the sending half of the
 /// connection. The same limit applies to an answer that is being sent when there is no room for
 /// its connection any more.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -69,10 +69,13 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_secs(8);
 /// Maximum number of bytes that are read after the last answer of the connection.
 const LINGER_BYTES: usize = 4 << 20;
-/// Answer with status 503 that ends a connection before the answer to a request begins. If the
-/// caller has sent a request, this is the answer to that request, and the caller sends the request
-/// again.
+/// Answer with status 503 that ends a connection without a complete request. If the caller has just
+/// sent a request, this is the answer to that request, and the caller sends the request again.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
+    Connection: close\r\nContent-Length: 0\r\n\r\n";
+/// Answer with status 503 to a request that was being processed, for lack of room. client-go repeats
+/// a request ten times at most, so the caller waits a second each time.
+const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
 
 /// Accepted connection, after its TLS handshake if there is one.
@@ -87,7 +90,10 @@ pub(super) struct Conversation {
 enum ConversationEnd {
     /// The last answer was sent, or the caller has closed the connection.
     Over,
-    /// The connection must end, and no answer has begun. The caller gets the answer `FAREWELL`.
+    /// The connection must end, and has no complete request. The caller gets the answer `FAREWELL`.
+    Unasked,
+    /// There is no room for the connection, and no answer to its request has begun. The caller gets
+    /// the answer `OVERLOADED`.
     Unanswered,
     /// The answer to a request was late, or the caller did not read this answer in time, or
     /// [`Caller::cut`] was cancelled. The connection is closed without the answer `FAREWELL`.
@@ -130,7 +136,8 @@ impl Conversation {
         let words: &[u8] = match end {
             ConversationEnd::Cut => return,
             ConversationEnd::Over => b"",
-            ConversationEnd::Unanswered => FAREWELL,
+            ConversationEnd::Unasked => FAREWELL,
+            ConversationEnd::Unanswered => OVERLOADED,
         };
         let line = http.into_parts().io.into_inner();
         drop(self.seat);
@@ -178,16 +185,19 @@ impl Conversation {
                 (ConnectionPhase::Working | ConnectionPhase::Sending, _) if is_late => {
                     Poll::Ready(ConversationEnd::Cut)
                 }
-                (ConnectionPhase::Sending, _) => Poll::Pending,
-                _ if is_late || is_gone => Poll::Ready(ConversationEnd::Unanswered),
-                (ConnectionPhase::Asking | ConnectionPhase::Working, _) => Poll::Pending,
+                (ConnectionPhase::Working, _) if is_gone => {
+                    Poll::Ready(ConversationEnd::Unanswered)
+                }
+                (ConnectionPhase::Working | ConnectionPhase::Sending, _) => Poll::Pending,
+                _ if is_late || is_gone => Poll::Ready(ConversationEnd::Unasked),
+                (ConnectionPhase::Asking, _) => Poll::Pending,
                 // `FAREWELL` is not sent before the first request, because a caller treats an
                 // answer without a request as a failure. The caller has the time `FRESH` to send
                 // its first request.
                 (_, 0) if is_ending && began.elapsed() < FRESH => {
                     shorten_and_poll(deadline.as_mut(), began + FRESH, cx)
                 }
-                _ if is_ending => Poll::Ready(ConversationEnd::Unanswered),
+                _ if is_ending => Poll::Ready(ConversationEnd::Unasked),
                 _ => Poll::Pending,
             }
         })
@@ -216,11 +226,11 @@ fn shorten_and_poll(
     cx: &mut Context<'_>,
 ) -> Poll<ConversationEnd> {
     shorten(deadline.as_mut(), to);
-    deadline.poll(cx).map(|()| ConversationEnd::Unanswered)
+    deadline.poll(cx).map(|()| ConversationEnd::Unasked)
 }
 
 /// Sends `words`, and ends the sending half of the connection. Then reads and drops data that the
-/// caller sent before it read the last answer. `words`: the answer `FAREWELL`, or empty. `places`:
+/// caller sent before it read the last answer. `words`: the answer `FAREWELL` or `OVERLOADED`, or empty. `places`:
 /// one permit for each connection from which such data may be read at the same time.
 async fn take_leave<IO>(
     mut line: RecordedStream<IO>,
