@@ -2,18 +2,19 @@
 //! user.
 //!
 //! Invariants: no child is created or deleted before Rancher has listed the cloud credentials. A
-//! deletion names the observed UID of the child, so no newer object of that name is deleted.
+//! deletion names the observed UID of the child, and a change names its observed version. So no
+//! newer object of that name is deleted or changed.
 
 use std::collections::BTreeMap;
 
 use kube::ResourceExt as _;
-use serde_json::{Value, json};
 
 use super::rotation_run::{AppliedChildren, RotationRun};
 use crate::api::TokenRotation;
-use crate::domain::credentials::children::{ObservedRancher, SuperfluousChild, children, summary};
+use crate::domain::credentials::children::{
+    ChildChange, ObservedRancher, SuperfluousChild, children, summary,
+};
 use crate::domain::credentials::rivals::made_by;
-use crate::domain::object_fields::merge_patch::merge_patch;
 use crate::k8s::CallError;
 
 impl RotationRun<'_> {
@@ -44,17 +45,12 @@ impl RotationRun<'_> {
             }
         }
         let writer = &self.context.ctx.writer;
-        for child in &children.changed {
-            let old = others.iter().find(|one| one.name_any() == child.name_any());
-            let text = |one: &TokenRotation| serde_json::to_value(&one.spec).unwrap_or(Value::Null);
-            let old = old.map_or(Value::Null, |old| text(old));
-            let Some(change) = merge_patch(&old, &text(child)) else { continue };
-            let patch = json!({"spec": change});
-            match writer.patch_rotation_meta(&namespace, &child.name_any(), &patch).await {
-                Ok(_) | Err(CallError::NotFound(_) | CallError::Conflict(_)) => {}
+        for ChildChange { name, patch } in &children.changed {
+            match writer.patch_rotation_meta(&namespace, name, patch).await {
+                Ok(_) | Err(CallError::NotFound(_)) => {}
                 Err(error) => {
                     let why = error.refusal().map(str::to_owned).ok_or(error)?;
-                    failures.insert(child.name_any(), why);
+                    failures.insert(name.clone(), why);
                 }
             }
         }

@@ -84,7 +84,8 @@ impl ApiWriter {
         self.patch_rotation(namespace, name, patch, Some("status")).await
     }
 
-    /// Applies the merge patch `patch` to a TokenRotation's metadata. Returns the changed object.
+    /// Applies the merge patch `patch` to a TokenRotation, without its status. Returns the changed
+    /// object.
     pub async fn patch_rotation_meta(
         &self,
         namespace: &str,

@@ -8,16 +8,19 @@
 //!   does not find it either.
 //! * The spec of a child is the parent's spec with another target, and with the Rancher's URL. The
 //!   spec of the child for the API key has no `onDelete`.
+//! * The patch of a child requires the resourceVersion of the observed child.
 
 use std::collections::BTreeMap;
 
 use super::rivals::{API_VERSION, KIND, first_rival, made_by};
 use crate::limits::text::{LONGEST_TEXT, cut};
+use crate::object_fields::merge_patch::merge_patch;
 use api::{
     CloudCredentialTarget, ConditionStatus, LABEL_ROTATION, READY, SecretTarget, Target,
     TokenRotation,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde_json::{Value, json};
 
 /// Maximum number of characters of the parent's name in a child's name. The rest is cut.
 const LONGEST_STEM: usize = 180;
@@ -59,13 +62,22 @@ pub struct ChildRotations {
     pub wanted: Vec<TokenRotation>,
     /// Wanted children that do not exist.
     pub missing: Vec<TokenRotation>,
-    /// Wanted children that exist with another spec.
-    pub changed: Vec<TokenRotation>,
+    /// Changes of the children that exist with another spec.
+    pub changed: Vec<ChildChange>,
     /// Existing children that must be deleted.
     pub superfluous: Vec<SuperfluousChild>,
     /// Cloud credentials that Rancher lists and that get no child. Field 0: name of the cloud
     /// credential's Secret. Field 1: reason.
     pub apart: Vec<(String, String)>,
+}
+
+/// A change of an existing child.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChildChange {
+    /// Name of the child.
+    pub name: String,
+    /// Merge patch with the changed fields of the spec, and the resourceVersion of the child.
+    pub patch: Value,
 }
 
 /// A child that must be deleted.
@@ -126,8 +138,7 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
         let goes = child.metadata.deletion_timestamp.is_some();
         match wanted.get(&name) {
             _ if goes => {}
-            Some(right) if right.spec != child.spec => children.changed.push(right.clone()),
-            Some(_) => {}
+            Some(right) => children.changed.extend(change(child, right)),
             None => {
                 let credential = child.spec.target.cloud_credential.as_ref().map(|to| &to.name);
                 let is_listed = |name: &&String| seen.listed.iter().any(|one| one.name == **name);
@@ -142,6 +153,16 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     children.missing = missing.map(|(_, child)| child.clone()).collect();
     children.wanted = wanted.into_values().collect();
     children
+}
+
+/// Change that gives the stored child `stored` the spec of the child `right`. `None`: the specs are
+/// equal.
+fn change(stored: &TokenRotation, right: &TokenRotation) -> Option<ChildChange> {
+    let text = |one: &TokenRotation| serde_json::to_value(&one.spec).unwrap_or_default();
+    let spec = merge_patch(&text(stored), &text(right))?;
+    let version = &stored.metadata.resource_version;
+    let patch = json!({"metadata": {"resourceVersion": version}, "spec": spec});
+    Some(ChildChange { name: stored.metadata.name.clone().unwrap_or_default(), patch })
 }
 
 /// Summary of the children of one TokenRotation. Field 0: whether every wanted child replaces its

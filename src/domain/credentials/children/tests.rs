@@ -2,7 +2,6 @@
 
 use super::super::rivals;
 use super::*;
-use serde_json::{Value, json};
 
 const URL: &str = "https://rancher.example.com";
 
@@ -128,12 +127,20 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
 fn children_follow_their_parent() {
     let mut parent = all();
     let creds = listed(&[("cc-a", "u-1")]);
-    let there = born(&observe(&parent, &creds, &[]));
-    let others: Vec<&TokenRotation> = there.iter().collect();
+    let mut there = born(&observe(&parent, &creds, &[]));
+    for child in &mut there {
+        child.metadata.resource_version = Some("7".to_owned());
+    }
+    // A child of the same name in another namespace has the new spec already.
+    let mut stranger = there[0].clone();
+    stranger.metadata.namespace = Some("other".to_owned());
+    stranger.spec.overlap_seconds = Some(120);
+    let others: Vec<&TokenRotation> = [&stranger].into_iter().chain(&there).collect();
     parent.spec.overlap_seconds = Some(120);
     let found = observe(&parent, &creds, &others);
-    assert_eq!(names(&found.changed), ["rancher-api-key", "rancher-cc-a"]);
-    assert_eq!(found.changed[0].spec.overlap_seconds, Some(120));
+    let patch = json!({"metadata": {"resourceVersion": "7"}, "spec": {"overlapSeconds": 120}});
+    let change = |name: &str| ChildChange { name: name.to_owned(), patch: patch.clone() };
+    assert_eq!(found.changed, [change("rancher-api-key"), change("rancher-cc-a")]);
     // Rancher's list lacks the cloud credential `cc-a`. The child for `cc-a` is deleted only after
     // a read of `cc-a` by name. `unlisted` holds this name.
     let found = observe(&parent, &[], &others);
