@@ -281,8 +281,8 @@ impl Metrics {
         });
     }
 
-    /// Ends the measurement that [`Self::saw`] started for the LoadBalancer `uid`, because its
-    /// address is published now. A later publication for this LoadBalancer is not measured.
+    /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`, because
+    /// its address is published now. A later publication for this LoadBalancer is not measured.
     pub fn addressed(&self, uid: &str) {
         let began = lock(&self.seen).remove(uid);
         if let Some(began) = began {
@@ -290,8 +290,8 @@ impl Metrics {
         }
     }
 
-    /// Ends the measurement that [`Self::saw`] started for the LoadBalancer `uid`. The measurement
-    /// has no result, because the LoadBalancer is gone.
+    /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`. The
+    /// measurement has no result, because the LoadBalancer is gone.
     pub fn forget(&self, uid: &str) {
         lock(&self.seen).remove(uid);
     }

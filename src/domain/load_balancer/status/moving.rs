@@ -22,9 +22,8 @@ pub fn moves_from(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<Claim> 
 /// `own`. `true` in these cases:
 /// * the Service is announced at the address;
 /// * the Service requests the address;
-/// * the Service is not announced at any address yet. The announcer may not have seen the end of
-///   the former Service, even if that Service was not announced either: it may have replaced an
-///   announced one.
+/// * the Service is not announced at any address yet. An announcer that has not seen the deletion
+///   of a former Service may still announce the address.
 pub fn may_lead_to(address: IpAddr, own: Option<&StoredService>) -> bool {
     own.is_some_and(|stored| stored.ingress.is_empty() || stored.asks_for(address))
 }

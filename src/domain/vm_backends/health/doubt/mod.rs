@@ -123,8 +123,8 @@ impl Doubt {
         self.held += 1;
     }
 
-    /// Counts one target less as doubted, and one more as passing again. `now`: time at which the
-    /// target's probes pass again.
+    /// Records that the probes of a doubted target pass again at `now`, so that the target is not
+    /// doubted any more.
     pub fn answers(&mut self, now: Duration) {
         self.gone();
         self.answered += 1;
