@@ -1,4 +1,5 @@
-//! Owns the agent's clock: time since the machine started, including the time of suspension.
+//! The agent's clocks: time since the machine started, including the time of suspension, and the
+//! time of day.
 
 use chrono::{DateTime, FixedOffset, Utc};
 

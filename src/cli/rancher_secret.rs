@@ -6,7 +6,7 @@
 //! * The API key comes from standard input. It goes to the Rancher at `--url` and to standard
 //!   output, and nowhere else.
 //! * The API key is sent only to a server whose certificate was verified.
-//! * Nothing is printed before the API key has worked.
+//! * No Secret is printed before the API key has worked.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 

@@ -2,8 +2,10 @@
 //!
 //! Only this module deletes DHCPLeases. If the LoadBalancer is gone, its record first gets a
 //! release time, and is deleted after that time. If the LoadBalancer exists but no longer uses the
-//! record, the record is deleted at once. Before each of these steps, the LoadBalancer is read from
-//! the API server, because a view may not yet contain a LoadBalancer that was created again.
+//! record, the record is deleted at once. A deleted record remains until its agent has released the
+//! address. If the network has no agent, the record's finalizer is removed after the lease has
+//! expired. Before each of these steps, the LoadBalancer is read from the API server, because a
+//! view may not yet contain a LoadBalancer that was created again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Second opinion about VMs that fail the leader's health checks. The leader asks another replica
 //! to probe them too. The question and the answer are annotations on the Lease.
 //!
-//! Invariants: only an answer from another node makes the leader accept doubted failures as real.
-//! The replica that answers probes only targets in EndpointSlices of the operator, with the
-//! LoadBalancer's own health check.
+//! Invariants: an answer makes the leader accept doubted failures as real only if the answer is
+//! from another node. The replica that answers probes only targets in EndpointSlices of the
+//! operator, with the LoadBalancer's own health check.
 
 use std::net::IpAddr;
 use std::pin::pin;

@@ -1,7 +1,7 @@
 //! HTTP servers of the process: plain HTTP for health and metrics, and TLS for the API server.
 //!
-//! Every replica of the operator runs all these servers, leader or not. A lease agent runs only the
-//! server for health and metrics.
+//! Every replica of the operator runs both servers, leader or not. With `--admission off` a replica
+//! runs only the server for health and metrics, and so does a lease agent.
 
 pub mod admission;
 pub mod admission_review;

@@ -15,7 +15,7 @@ use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::domain::credentials::timestamp::Seconds;
 use crate::rancher::{self, IssuedTokens, RancherError, RancherIssuer};
 
-/// Maximum number of cloud credentials read in one reconcile. Each read takes up to three calls.
+/// Maximum number of cloud credentials read in one reconcile. Each read takes one or two calls.
 const MOST_READS: usize = 16;
 /// Time for which a reconcile may begin further reads, counted from its first read.
 const READ_TIME: Duration = Duration::from_secs(30);

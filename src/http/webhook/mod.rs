@@ -10,7 +10,8 @@
 //!   while the review has one of the [`READERS`] places for reviews that need a read from the API
 //!   server;
 //! * large reviews are read and answered one at a time, and so are large conversions
-//!   ([`LargeQueue`]). In both queues, sources take turns, and a turn begins only when more than a
+//!   ([`LargeQueue`]). A small request with a large answer is processed again, as a large one. In
+//!   both queues, sources take turns, and the turn of a large body begins only when more than a
 //!   small request has arrived. So the total memory of large requests is bounded, and two callers
 //!   with large bodies delay only each other;
 //! * a panic affects one request only, which is answered with 500.
@@ -54,10 +55,10 @@ const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 /// Deadline for the answer to a conversion. The API server waits 30 s for it.
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
 /// Limits of a review. A review may contain two copies of an object, the new one and the stored
-/// one. The API server limits each copy to 3 MiB. The rest of a large body has one second, because
-/// two sources that send slowly can delay an API server by three turns, which must end before
-/// [`REVIEW_DEADLINE`]. Half a second would be too short on a machine that stalls, and on a slow
-/// network: 8 MiB take 0.7 s at 100 Mbit/s.
+/// one. The API server limits each copy to 3 MiB. The rest of a large body has one second: an API
+/// server may have to wait for three turns of two slow sources, and its own review must still end
+/// before [`REVIEW_DEADLINE`]. Half a second would be too short on a machine that stalls, and on a
+/// slow network: 8 MiB take 0.7 s at 100 Mbit/s.
 const REVIEW_LIMITS: BodyLimits =
     BodyLimits { most: 8 << 20, begins: Duration::from_secs(3), ends: Duration::from_secs(1) };
 /// Limits of a conversion. The API server sends one object in a review, which has at most 3 MiB.

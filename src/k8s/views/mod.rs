@@ -1,8 +1,10 @@
 //! The process's views of the cluster, kept current on every replica by informers.
 //!
-//! Views may be stale. They only determine which objects to reconcile, and no address is allocated
-//! from them. This operator adds its own writes of Services and EndpointSlices to the views at
-//! once, so that the next decision includes these writes.
+//! Views may be stale. So they contain no ledger, and each change requires the version of the
+//! object on which its decision was based. A decision to withdraw or move the address of a
+//! LoadBalancer uses the LoadBalancer that the API server has now. This operator adds its own
+//! writes of Services and EndpointSlices to the views at once, so that the next decision includes
+//! these writes.
 //!
 //! The indexes are plain values without lock, channel or notifier. Their functions `apply`, `set`
 //! and `remove` return what has changed. `Views` locks an index, applies the change and unlocks the
