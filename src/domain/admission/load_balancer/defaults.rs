@@ -1,5 +1,6 @@
 //! Fields that admission fills in, so that a stored object shows the values that pool selectors
-//! match, and all settings of its health check.
+//! match, all settings of its health check, and the claim that it had before it was restored from a
+//! backup.
 
 use serde_json::{Map, Value, json};
 

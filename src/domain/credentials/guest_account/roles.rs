@@ -3,7 +3,8 @@
 //! The cloud provider's role is bound in the guest's namespace alone. The CSI driver reads
 //! cluster-scoped kinds (StorageClasses, VolumeAttachments, Settings), so the role for these kinds
 //! is bound for the whole cluster. The driver also writes NetworkFilesystems and reads Longhorn's
-//! Volumes, in two namespaces that all guests share.
+//! Volumes, in two namespaces that all guests share. With [`CsiAccess::Harvester`], Harvester's
+//! role for CSI drivers is bound for the whole cluster instead.
 
 use serde_json::{Value, json};
 

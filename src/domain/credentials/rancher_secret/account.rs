@@ -1,7 +1,8 @@
-//! Objects that `rancher-secret` prints for a cloud credential: a ServiceAccount, its rights, and
-//! the TokenRotation that puts the account's token into the cloud credential.
+//! Objects that `rancher-secret` prints for a cloud credential: a new ServiceAccount with its
+//! rights, the TokenRotation that puts the token of the new or of an existing account into the
+//! cloud credential, and the TokenRotation that renews an API key with an expiry.
 //!
-//! Invariant: the account gets only the rights that Rancher's node driver uses. In one namespace,
+//! Invariant: a new account gets only the rights that Rancher's node driver uses. In one namespace,
 //! it may make virtual machines. In any namespace, it may get the objects that a machine's
 //! configuration names.
 

@@ -18,8 +18,9 @@
 //! * A credential is not revoked while the target holds it, or may still get it by a write whose
 //!   outcome is not known. Only a deletion of the TokenRotation may revoke it earlier.
 //! * A credential is made only after its name was recorded.
-//! * A credential that another party has put into the target is adopted. The operator overwrites
-//!   this credential only when its replacement is due or requested.
+//! * A credential that another party has put into the target is adopted. The operator overwrites it
+//!   at once only for the first credential of a separate issuer (`is_apart`), or if neither its
+//!   validity nor its expiry is known. In other cases, its replacement must be due or requested.
 
 mod bookkeeping;
 mod decide;
@@ -243,8 +244,7 @@ pub struct ObservedState {
     pub existing: Option<Vec<String>>,
     /// New credential that only this process has, in memory. `None`: this process has none.
     pub unpublished: Option<UnpublishedCredential>,
-    /// Reason why the state of the target is unknown. Used only if `target` is
-    /// [`TargetState::Unknown`].
+    /// Reason why `target` is [`TargetState::Unknown`]. No other state of the target uses it.
     pub unknown: UnknownReason,
 }
 

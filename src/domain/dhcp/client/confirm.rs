@@ -3,7 +3,8 @@
 //! Each question to a server is a REQUEST as a restarted client sends it (INIT-REBOOT). If the
 //! client reaches the lease's server without a router, the first questions go to this server alone,
 //! because another authoritative server would refuse at once. Later questions go to all servers.
-//! Invariants:
+//! After T2, a DISCOVER follows each of them except the first, because a server without data about
+//! the lease answers only a DISCOVER. Invariants:
 //!
 //! * The client holds the lease until its expiry, even without answers. The client loses the lease
 //!   earlier only if a server refuses the address (NAK), or grants another address.

@@ -1,5 +1,5 @@
-//! Client of one lease. Its input is frames, changes of its link, and times. Its output is frames,
-//! records and events. Invariants:
+//! Client of one lease. Its input is frames, changes of its link, news that a record was written,
+//! and times. Its output is frames, records and events. Invariants:
 //!
 //! * The client sends only while its link is up.
 //! * The client sends a message at a planned time, or once as the answer to a message that it waits

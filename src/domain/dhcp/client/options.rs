@@ -1,4 +1,4 @@
-//! Options of a client.
+//! Options of a client, and the sockets that it needs.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A lease that the agent reads from its DHCPLease after a restart.
+//! A lease that the agent reads from its DHCPLease after a restart, and the address of a lease that
+//! the client has lost.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

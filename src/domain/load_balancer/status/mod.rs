@@ -1,5 +1,6 @@
-//! Writes to a LoadBalancer: one merge patch with finalizer, claim, address, backends and condition
-//! together, or no patch if nothing changes.
+//! Writes to a LoadBalancer. A reconcile makes one merge patch with finalizer, claim, address,
+//! backends and condition together, or no patch if nothing changes. A deletion only removes the
+//! finalizer, and a replica that does not lead only reports the other controller that leads.
 
 mod moving;
 
