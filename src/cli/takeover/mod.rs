@@ -15,7 +15,7 @@ use crate::domain::preview::unread;
 use crate::domain::takeover::forecast::forecast;
 use crate::domain::takeover::report;
 use crate::domain::takeover::steps::{Direction, TakeoverState, TakeoverStep};
-use crate::k8s::takeover::{Place, TakeoverClient};
+use crate::k8s::takeover::{NamespaceAndName, TakeoverClient};
 use crate::k8s::{client, stored_objects};
 use crate::metrics::Metrics;
 
@@ -53,18 +53,18 @@ pub(super) struct TakeoverArgs {
     #[arg(
         long,
         value_name = "NAMESPACE/NAME",
-        value_parser = place,
+        value_parser = namespace_and_name,
         default_value = "harvester-system/harvester-load-balancer"
     )]
-    controller: Place,
+    controller: NamespaceAndName,
     /// ManagedChart from which Fleet installs Harvester, as namespace/name.
     #[arg(
         long,
         value_name = "NAMESPACE/NAME",
-        value_parser = place,
+        value_parser = namespace_and_name,
         default_value = "fleet-local/harvester"
     )]
-    managed_chart: Place,
+    managed_chart: NamespaceAndName,
     /// Number of VMs per second, 1 to 1000, from which finalizers are removed.
     #[arg(
         long,
@@ -226,7 +226,7 @@ fn compared(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>)
     text
 }
 
-fn place(text: &str) -> Result<Place, String> {
+fn namespace_and_name(text: &str) -> Result<NamespaceAndName, String> {
     let found =
         text.split_once('/').filter(|(a, b)| !a.is_empty() && !b.is_empty() && !b.contains('/'));
     let (namespace, name) = found.ok_or("must be namespace/name")?;

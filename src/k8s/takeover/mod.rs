@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LEEWAY: i64 = 5;
 
 /// Namespace and name of an object.
-pub type Place = (String, String);
+pub type NamespaceAndName = (String, String);
 
 /// Client for the reads and writes of a take-over.
 pub struct TakeoverClient {
@@ -52,11 +52,11 @@ pub struct TakeoverClient {
     pub client: Client,
     /// The Go controller's Deployment. The name of its webhook's Deployment is this name with the
     /// suffix `-webhook`.
-    pub controller: Place,
+    pub controller: NamespaceAndName,
     /// Harvester's ManagedChart.
-    pub chart: Place,
+    pub chart: NamespaceAndName,
     /// The Lease that the Go controller and the operator compete for.
-    pub lease: Place,
+    pub lease: NamespaceAndName,
 }
 
 impl TakeoverClient {
