@@ -19,7 +19,7 @@ use crate::domain::admission::webhook_configuration::{
 };
 use crate::http::admission::RuleSources;
 use crate::http::listener::{AGE, Server, ServerShutdown};
-use crate::http::registration::{Registrar, find_me, jitter};
+use crate::http::registration::{Registrar, find_username, jitter};
 use crate::http::tls::{self, InUse};
 use crate::http::webhook::{CONNECTIONS, Webhooks};
 use crate::k8s::leadership::Leadership;
@@ -128,10 +128,10 @@ pub(super) async fn start(
         .await
         .with_context(|| format!("--admission-addr {}: cannot listen", args.admission_addr))?;
     let address = listener.local_addr()?;
-    let (place, names) = place(args, address)?;
+    let (endpoint, names) = endpoint(args, address)?;
     let in_use = Arc::new(InUse::default());
     let settings = tls::settings(in_use.clone(), args.admission_client_ca.as_deref())?;
-    let (found, me) = watch::channel(String::new());
+    let (found, username) = watch::channel(String::new());
     let (sender, ready) = watch::channel(false);
     let admission = RuleSources {
         reader: ApiReader::new(client.clone()),
@@ -139,7 +139,7 @@ pub(super) async fn start(
         leadership: leadership.clone(),
     };
     let known_only = args.admission_client_ca.is_some();
-    let app = Webhooks::new(admission, me.clone(), known_only, metrics.clone()).router();
+    let app = Webhooks::new(admission, username.clone(), known_only, metrics.clone()).router();
     let server = Server {
         port: "admission",
         tls: Some(Arc::new(settings)),
@@ -151,15 +151,15 @@ pub(super) async fn start(
     };
     let serving = server.serve(listener);
     tracing::info!(admission = %address, "listening");
-    tokio::spawn(find_me(webhook_objects.clone(), found));
+    tokio::spawn(find_username(webhook_objects.clone(), found));
     let registrar = Registrar {
         webhook_objects,
         in_use,
         names,
-        place,
+        endpoint,
         namespace: args.namespace.clone(),
         owner: args.admission_owner.clone(),
-        me,
+        username,
         ready: sender,
         early: SPREAD.mul_f64(jitter()),
         metrics: metrics.clone(),
@@ -172,7 +172,7 @@ pub(super) async fn start(
 
 /// Endpoint at which the API server reaches admission, and the names in admission's certificate.
 /// `bound`: address on which admission listens.
-fn place(
+fn endpoint(
     args: &AdmissionArgs,
     bound: SocketAddr,
 ) -> anyhow::Result<(AdmissionEndpoint, BTreeSet<String>)> {
@@ -184,7 +184,7 @@ fn place(
     ]
     .into();
     let url = args.admission_url.as_deref();
-    let place = match (args.admission, url) {
+    let endpoint = match (args.admission, url) {
         (AdmissionMode::Url, Some(url)) => {
             let uri: Uri = url.parse().with_context(|| format!("--admission-url {url}"))?;
             let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
@@ -210,7 +210,7 @@ fn place(
         }
         (_, None) => AdmissionEndpoint::Service(namespace.clone(), SERVICE.to_owned()),
     };
-    Ok((place, names))
+    Ok((endpoint, names))
 }
 
 /// Empties the operator's webhook configurations. If the configurations stayed as they are, the API

@@ -218,12 +218,12 @@ pub enum ReviewOutcome {
     Unknown(CallError),
 }
 
-/// Applies the rules of admission to a review. `me`: username of this operator.
+/// Applies the rules of admission to a review. `username`: username of this operator.
 pub async fn apply_rules(
     rules: &RuleSources,
     stage: AdmissionStage,
     review: &ParsedReview,
-    me: &str,
+    username: &str,
 ) -> ReviewOutcome {
     if let Some(field) = review.too_large {
         return ReviewOutcome::Answered(unread(stage, field));
@@ -234,7 +234,7 @@ pub async fn apply_rules(
         namespace: &review.namespace,
         name: &review.name,
         user: &review.user,
-        by_operator: rules.is_leader(&review.user, me),
+        by_operator: rules.is_leader(&review.user, username),
         in_v1alpha1: review.in_v1alpha1,
         object: review.object.as_ref(),
         old: review.old.as_ref(),

@@ -142,16 +142,16 @@ impl Registrar {
     }
 
     fn registration(&self, state: &RegistrarState) -> Option<Registration> {
-        let me = self.me.borrow().clone();
+        let username = self.username.borrow().clone();
         let material = state.material.as_ref()?;
-        if me.is_empty() || state.serving.is_none() {
+        if username.is_empty() || state.serving.is_none() {
             return None;
         }
         let bundle = serde_json::to_value(ByteString(material.bundle().into_bytes())).ok()?;
         Some(Registration {
             namespace: self.namespace.clone(),
-            place: self.place.clone(),
-            me,
+            endpoint: self.endpoint.clone(),
+            username,
             bundle: bundle.as_str()?.to_owned(),
             paths: [webhook::VALIDATION, webhook::MUTATION, webhook::CONVERSION],
             owner: state.owner.clone(),
@@ -167,7 +167,7 @@ impl Registrar {
     /// admission by a URL. A Service without a ready endpoint must not be registered, because every
     /// request would fail.
     async fn is_reachable(&self, state: &mut RegistrarState) -> Result<bool, RoundStop> {
-        let AdmissionEndpoint::Service(namespace, name) = &self.place else { return Ok(true) };
+        let AdmissionEndpoint::Service(namespace, name) = &self.endpoint else { return Ok(true) };
         if !state.repairs.reachable {
             state.repairs.reachable = self.webhook_objects.is_served(namespace, name).await?;
             if !state.repairs.reachable && !std::mem::replace(&mut state.repairs.logged, true) {

@@ -53,13 +53,13 @@ pub struct Registrar {
     /// Names by which the API server may call this replica.
     pub names: BTreeSet<String>,
     /// Service or URL at which the API server reaches the replicas.
-    pub place: AdmissionEndpoint,
+    pub endpoint: AdmissionEndpoint,
     /// Namespace in the webhooks' names.
     pub namespace: String,
     /// ClusterRole that owns the webhook configurations. `None`: no owner is set.
     pub owner: Option<String>,
     /// Username of this operator; empty until it is known.
-    pub me: watch::Receiver<String>,
+    pub username: watch::Receiver<String>,
     /// Set to true when admission can answer requests.
     pub ready: watch::Sender<bool>,
     /// Head start: this replica replaces a certificate this long before the replacement is due. The
@@ -121,9 +121,9 @@ impl Registrar {
         let mut state = RegistrarState::default();
         loop {
             let pause = self.rounds(&mut state).await;
-            let me_changed = async {
-                // If the sender was dropped, `me` does not change any more.
-                if self.me.changed().await.is_err() {
+            let username_changed = async {
+                // If the sender was dropped, `username` does not change any more.
+                if self.username.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             };
@@ -133,7 +133,7 @@ impl Registrar {
                     // Not expected, because the watches run as long as the process.
                     None => sleep(LONGEST_PAUSE).await,
                 },
-                () = me_changed => {}
+                () = username_changed => {}
                 () = sleep(pause) => {}
             }
         }
@@ -252,8 +252,8 @@ impl Registrar {
             state.serving = Some(stored);
         }
         state.memory = Some(material.clone());
-        // If `me` is not known yet, a later change of `me` starts another round.
-        if *self.ready.borrow() || self.me.borrow().is_empty() {
+        // If `username` is not known yet, a later change of `username` starts another round.
+        if *self.ready.borrow() || self.username.borrow().is_empty() {
             return LONGEST_PAUSE;
         }
         let trusted = state.serving.as_ref().and_then(|ours| trusted_for(state, &ours.authority));
@@ -347,15 +347,15 @@ fn step_name(step: &CertificateStep) -> &'static str {
     }
 }
 
-/// Reads the username of this operator from the API server, and sends it to `me`. Retries without
-/// limit.
-pub async fn find_me(webhook_objects: WebhookObjects, me: watch::Sender<String>) {
+/// Reads the username of this operator from the API server, and sends it to `username`. Retries
+/// without limit.
+pub async fn find_username(webhook_objects: WebhookObjects, username: watch::Sender<String>) {
     let mut failures = 0;
     loop {
         match timeout(LONGEST_PAUSE, webhook_objects.user_name()).await {
             Ok(Ok(Some(name))) if !name.is_empty() => {
                 tracing::info!(name, "read the username of this operator");
-                drop(me.send_replace(name));
+                drop(username.send_replace(name));
                 return;
             }
             Ok(Err(error)) => tracing::warn!(%error, "cannot read the username of this operator"),

@@ -74,7 +74,7 @@ pub struct Webhooks {
     /// Sources of the facts that the rules of admission need.
     pub admission: RuleSources,
     /// Username of this operator; empty until it is known.
-    pub me: tokio::sync::watch::Receiver<String>,
+    pub username: tokio::sync::watch::Receiver<String>,
     /// Whether reviews are accepted only from callers with a verified client certificate.
     pub known_only: bool,
     /// The process's metrics.
@@ -96,13 +96,13 @@ impl Webhooks {
     /// Creates the webhooks with empty queues.
     pub fn new(
         admission: RuleSources,
-        me: tokio::sync::watch::Receiver<String>,
+        username: tokio::sync::watch::Receiver<String>,
         known_only: bool,
         metrics: Metrics,
     ) -> Self {
         Self {
             admission,
-            me,
+            username,
             known_only,
             metrics,
             reviews: LargeQueue::new(),
@@ -172,9 +172,10 @@ impl Webhooks {
         has_turn: bool,
     ) -> Result<Vec<u8>, RequestRefusal> {
         let review = admission_review::parse(bytes).map_err(RequestRefusal::malformed)?;
-        let me = self.me.borrow().clone();
+        let username = self.username.borrow().clone();
         let began = Instant::now();
-        let outcome = admission_review::apply_rules(&self.admission, stage, &review, &me).await;
+        let outcome =
+            admission_review::apply_rules(&self.admission, stage, &review, &username).await;
         let answer = outcome.render(&review, stage);
         if has_turn || answer.len() <= SMALL {
             self.count(stage.name(), review.kind(), outcome.verdict(), began);

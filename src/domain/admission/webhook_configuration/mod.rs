@@ -79,9 +79,9 @@ pub struct Registration {
     /// Namespace in the webhooks' names, which users see in refusals.
     pub namespace: String,
     /// Address at which the API server calls admission.
-    pub place: AdmissionEndpoint,
-    /// User name of this operator. The operator's own requests are not sent to admission.
-    pub me: String,
+    pub endpoint: AdmissionEndpoint,
+    /// Username of this operator. The operator's own requests are not sent to admission.
+    pub username: String,
     /// Certificate authorities that the API server trusts for admission, in base64 of PEM.
     pub bundle: String,
     /// Paths of validation, mutation and conversion, in this order.
@@ -157,7 +157,8 @@ impl Registration {
         // The operator's own writes are not sent to the webhook, so that the operator can repair
         // objects while no replica answers. Requests that only complete a deletion are not sent
         // either.
-        let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
+        let others =
+            format!("request.userInfo.username != '{}'", self.username.replace('\'', "\\'"));
         json!({
             "name": format!("{role}.{}.{CONFIGURATION}", self.namespace),
             "clientConfig": self.client(path),
@@ -190,7 +191,7 @@ impl Registration {
     }
 
     fn client(&self, path: &str) -> Value {
-        match &self.place {
+        match &self.endpoint {
             AdmissionEndpoint::Service(namespace, name) => json!({
                 "service": {"namespace": namespace, "name": name, "path": path, "port": 443},
                 "caBundle": self.bundle,

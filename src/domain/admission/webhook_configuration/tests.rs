@@ -4,11 +4,11 @@ use serde_json::json;
 
 use super::*;
 
-fn registration(place: AdmissionEndpoint) -> Registration {
+fn registration(endpoint: AdmissionEndpoint) -> Registration {
     Registration {
         namespace: "ns".to_owned(),
-        place,
-        me: "system:serviceaccount:ns:op".to_owned(),
+        endpoint,
+        username: "system:serviceaccount:ns:op".to_owned(),
         bundle: "QQ==".to_owned(),
         paths: ["/v", "/m", "/c"],
         owner: None,

@@ -12,8 +12,8 @@ const MOMENT: Duration = Duration::from_millis(500);
 const LONGER_THAN_READS: Duration = Duration::from_secs(3);
 
 fn webhooks() -> Arc<Webhooks> {
-    let me = tokio::sync::watch::channel(String::new()).1;
-    Arc::new(Webhooks::new(silent(), me, false, Metrics::new().unwrap()))
+    let username = tokio::sync::watch::channel(String::new()).1;
+    Arc::new(Webhooks::new(silent(), username, false, Metrics::new().unwrap()))
 }
 
 fn source(last: u8) -> ConnectionSource {
