@@ -2,11 +2,10 @@
 
 mod fault;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use super::ports::{EndpointPort, ListenerPort, MOST_LISTENERS};
-use super::selector_index::VmSelector;
 use crate::limits::text::cut;
 use api::{LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 pub use fault::ListenerFault;
@@ -20,6 +19,10 @@ pub const MOST_VALUES: usize = 64;
 pub const LONGEST_LABEL: usize = 317;
 /// Longest value of a label in `spec.backendServerSelector`, in characters (Kubernetes' own limit).
 pub const LONGEST_VALUE: usize = 63;
+
+/// Selector of VMs: for each label of the map, the VM must have one of the label's values. An empty
+/// selector selects nothing.
+pub type VmSelector = BTreeMap<String, Vec<String>>;
 
 /// Whether the LoadBalancer is of type vm, which is also the default.
 pub fn is_vm(lb: &LoadBalancer) -> bool {

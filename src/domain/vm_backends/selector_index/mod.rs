@@ -14,7 +14,7 @@
 
 mod slots;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,18 +22,14 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 
-use super::vm::{Vm, VmPod};
+use super::listeners::VmSelector;
+use super::vm::{Labels, Vm, VmPod};
 use slots::{Id, Slots};
 
 /// `namespace/name` of a LoadBalancer.
 pub type LbKey = Box<str>;
-/// Labels of an object.
-pub type Labels = BTreeMap<String, String>;
 /// Key of a pair of label and value in a namespace, from [`pair_key`].
 type PairKey = [u8; 16];
-/// Selector of VMs: for each label of the map, the VM must have one of the label's values. An empty
-/// selector selects nothing.
-pub type VmSelector = BTreeMap<String, Vec<String>>;
 
 /// Index of VMs, their pods, and the selectors of LoadBalancers.
 #[derive(Debug, Default)]

@@ -4,17 +4,20 @@
 //! tenant may write texts of any length. A name that is too long for an object counts as absent.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::health::may_be_backend;
 use super::listeners::LONGEST_VALUE;
-use super::selector_index::Labels;
 use crate::limits::text::{LONGEST_WORD, cut, within};
 use api::kubevirt::{
     Interface, LABEL_CREATOR, LABEL_GUEST_CLUSTER, LauncherPod, NODE_DRIVER, Network,
     TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance, VmiCondition,
 };
+
+/// Labels of a VM.
+pub type Labels = BTreeMap<String, String>;
 
 /// One run of a VM. Another run of a VM with the same name has another UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Comparison of the index with a model that scans all VMs and pods.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::super::*;
