@@ -395,8 +395,8 @@ const WAITS: [&str; 8] = [
     "GuestClusterRemoved",
 ];
 
-/// Whether a LoadBalancer with this reason has no address of a pool, or not the one that it asks
-/// for: the reason is one of [`NoAddressReason`].
+/// Whether the reason is one of [`NoAddressReason`]. A LoadBalancer with such a reason has no
+/// address of a pool, or another address than it requests.
 pub fn is_wait(reason: &str) -> bool {
     WAITS.contains(&reason)
 }
