@@ -3,7 +3,7 @@
 //! Invariants: connections take a bounded share of the process's memory and of its one thread.
 //! Their number is limited. If there is no room, the source with the most connections loses one of
 //! them ([`ConnectionTable`]). Handshakes run one at a time, and sources take turns. Closing a
-//! connection loses no request: see [`connection`].
+//! connection after its handshake loses no request: see [`connection`].
 //!
 //! `axum::serve` has neither TLS nor settings. `axum-server` has TLS and settings, but no limit on
 //! connections. So it cannot choose the connection to close when there is no room. The two servers
