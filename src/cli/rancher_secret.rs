@@ -132,7 +132,7 @@ async fn reads(
 ) -> Result<(), String> {
     let option = format!("--cloud-credential {credential:?}");
     match issuer.read_target(credential, known).await {
-        Ok(sight) => match sight.target {
+        Ok(view) => match view.target {
             TargetState::Unfit(why) => Err(format!("{option}: {why}")),
             _ => Ok(()),
         },

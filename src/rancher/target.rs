@@ -96,29 +96,28 @@ impl RancherIssuer {
     }
 
     /// Writes the token `new` into the cloud credential `name`. `Err`: for example, the cloud
-    /// credential has changed since `sight` was read. If the target in `sight` is
+    /// credential has changed since `view` was read. If the target in `view` is
     /// [`TargetState::Unfit`], nothing is written, and the result is `Ok`.
     pub async fn publish(
         &self,
         name: &str,
-        sight: &CloudCredentialView,
+        view: &CloudCredentialView,
         new: &ReplacementToken<'_>,
     ) -> Result<(), RancherError> {
-        let Some(there) = &sight.there else { return Ok(()) };
+        let Some(there) = &view.there else { return Ok(()) };
         let content = there.credential.with_token(new.token, new.keep, new.to);
         let content = content.map_err(|why| self.rancher().not_written(name, why.to_string()))?;
         self.store(name, &there.stored, content, Some(TokenExpiry(new.expires))).await
     }
 
     /// Removes the kept old token from the cloud credential `name`. `Err`: for example, the cloud
-    /// credential has changed since `sight` was read. If there is no kept token, nothing is
-    /// written.
+    /// credential has changed since `view` was read. If there is no kept token, nothing is written.
     pub async fn drop_old(
         &self,
         name: &str,
-        sight: &CloudCredentialView,
+        view: &CloudCredentialView,
     ) -> Result<(), RancherError> {
-        let Some(there) = &sight.there else { return Ok(()) };
+        let Some(there) = &view.there else { return Ok(()) };
         let content = there.credential.without_kept();
         match content.map_err(|why| self.rancher().not_written(name, why.to_string()))? {
             None => Ok(()),

@@ -82,7 +82,7 @@ impl DelayedCounts {
 
     /// Removes the waiting patch, because the stored counts are current, a newer patch is written,
     /// or the LoadBalancer is gone.
-    pub(super) fn settle(&self, lb: &str) {
+    pub(super) fn discard(&self, lb: &str) {
         lock(&self.waiting).remove(lb);
     }
 
@@ -101,7 +101,7 @@ impl DelayedCounts {
     }
 
     /// Removes the patch after its write, unless another patch has replaced it.
-    fn settle_unless_replaced(&self, lb: &str, written: &Value) {
+    fn discard_unless_replaced(&self, lb: &str, written: &Value) {
         let mut waiting = lock(&self.waiting);
         if waiting.get(lb).is_some_and(|found| found.patch == *written) {
             waiting.remove(lb);
@@ -130,8 +130,8 @@ async fn write(at: Instant, lb: &str, ctx: &LbContext) {
     let _turn = ctx.writes.take(namespace.to_owned()).await;
     let Some(patch) = ctx.counts.due_at(at, lb) else { return };
     match publish::write_counts(namespace, name, &patch, ctx).await {
-        Ok(()) => ctx.counts.settle_unless_replaced(lb, &patch),
-        Err(CallError::NotFound(_)) => ctx.counts.settle(lb),
+        Ok(()) => ctx.counts.discard_unless_replaced(lb, &patch),
+        Err(CallError::NotFound(_)) => ctx.counts.discard(lb),
         Err(CallError::NotLeader) => {}
         // The patch stays and is overdue, so the next reconcile writes it and handles the error.
         Err(_) => ctx.shared.views.enqueue_lbs([lb]),
@@ -157,9 +157,9 @@ mod tests {
         assert!(queue.try_recv().is_err(), "one write for both");
         assert_eq!(counts.is_large_at(due, LB), Some(true));
         assert_eq!(counts.due_at(due, LB), Some(json!(2)));
-        counts.settle_unless_replaced(LB, &json!(1));
+        counts.discard_unless_replaced(LB, &json!(1));
         assert!(counts.due_at(due, LB).is_some(), "a later decision");
-        counts.settle_unless_replaced(LB, &json!(2));
+        counts.discard_unless_replaced(LB, &json!(2));
         assert_eq!(counts.due_at(due, LB), None);
     }
 
@@ -169,7 +169,7 @@ mod tests {
         let now = Instant::now();
         assert!(counts.delay(LB, &json!(1), false, now));
         assert_eq!(counts.is_large_at(now + DELAY, LB), Some(false));
-        counts.settle(LB);
+        counts.discard(LB);
         assert_eq!(counts.due_at(now + DELAY, LB), None, "settled while the write waits");
         // The next change begins a delay of its own.
         assert!(counts.delay(LB, &json!(2), false, now + DELAY / 2));
@@ -186,7 +186,7 @@ mod tests {
         assert!(!counts.delay(LB, &json!(2), false, now + DELAY));
         let waiting = counts.due_at(now + DELAY, LB);
         assert_eq!(waiting, Some(json!(2)), "for a write that waits for its turn");
-        counts.settle(LB);
+        counts.discard(LB);
         assert!(counts.delay(LB, &json!(2), false, now + DELAY));
     }
 }

@@ -173,7 +173,7 @@ pub async fn run(
                 // The LoadBalancer was deleted while it was queued.
                 Err(ControllerError::ObjectNotFound(name)) => {
                     let namespace = name.namespace.as_deref().unwrap_or_default();
-                    ctx.counts.settle(&format!("{namespace}/{}", name.name));
+                    ctx.counts.discard(&format!("{namespace}/{}", name.name));
                     ctx.failures.forget_missing(&name);
                 }
                 Err(error) => {
@@ -299,7 +299,7 @@ async fn withdraw(
     ctx: &LbContext,
 ) -> Result<Option<Duration>, ReconcileError> {
     let lb = &observed.lb;
-    ctx.counts.settle(&facts::name(lb));
+    ctx.counts.discard(&facts::name(lb));
     let owner = facts::owner(lb);
     if serve::may_be_served(lb, ctx) && !Box::pin(serve::withdraw(lb, ctx)).await? {
         return Ok(Some(LONGEST_DELAY));
@@ -343,7 +343,7 @@ async fn observe_again(
 /// deletion event came before the claim, nothing else releases the address. Removes the waiting
 /// counts as well, because the deletion event triggers no reconcile.
 async fn give_back(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<Duration>, ReconcileError> {
-    ctx.counts.settle(&facts::name(lb));
+    ctx.counts.discard(&facts::name(lb));
     let owner = facts::owner(lb);
     // If there is a Service, its deletion event releases the address.
     if !ctx.shared.views.is_served(&owner) {

@@ -33,11 +33,11 @@ pub(super) async fn publish(
     let name = facts::name(lb);
     let now = rfc3339::to_second(Utc::now());
     let Some(patch) = status::patch(lb, outcome, report.as_ref(), &now) else {
-        ctx.counts.settle(&name);
+        ctx.counts.discard(&name);
         return Ok(false);
     };
     if ctx.drops_counts.load(Ordering::Relaxed) && status::adds_only_counts(lb, &patch) {
-        ctx.counts.settle(&name);
+        ctx.counts.discard(&name);
         return Ok(false);
     }
     if status::changes_only_counts(&patch) {
@@ -46,13 +46,13 @@ pub(super) async fn publish(
         }
     } else {
         // A waiting patch is older than this one, and must not be written before it.
-        ctx.counts.settle(&name);
+        ctx.counts.discard(&name);
         if *partial {
             return Err(ReconcileError::Outdated);
         }
     }
     let written = write(lb, &patch, ctx).await.map_err(unless_outdated)?;
-    ctx.counts.settle(&name);
+    ctx.counts.discard(&name);
     Ok(has_changed(&patch, &written, ctx))
 }
 

@@ -145,7 +145,7 @@ impl Webhooks {
         }
         let (handle, at) = (Handle::current(), self.clone());
         let work = move |bytes: &[u8]| handle.block_on(at.answer_review(stage, bytes, true));
-        beside(&self.reviews, &caller, sent, work).await
+        run_with_turn(&self.reviews, &caller, sent, work).await
     }
 
     /// Answers a small review. If the review needs a read from the API server, its parsed objects
@@ -202,7 +202,7 @@ impl Webhooks {
             }
             sent.turn = Some(turns.take(caller.source).await);
         }
-        beside(&self.conversions, &caller, sent, move |bytes: &[u8]| work(bytes, true)).await
+        run_with_turn(&self.conversions, &caller, sent, move |bytes: &[u8]| work(bytes, true)).await
     }
 
     fn count(&self, call: &str, kind: &str, verdict: &str, began: Instant) {
@@ -221,7 +221,7 @@ fn if_small(answer: &[u8]) -> Option<Bytes> {
 
 /// Runs `work` on the body `sent`, which has a turn, on another thread. The turn lasts until the
 /// work has ended and its answer may be sent, even if the caller no longer waits.
-async fn beside(
+async fn run_with_turn(
     queue: &LargeQueue,
     caller: &Caller,
     sent: CompleteBody,
@@ -365,7 +365,7 @@ mod tests {
                     let turn = Some(queue.turns.take(caller.source).await);
                     let sent = CompleteBody { bytes: Vec::new(), turn };
                     let work = move |_: &[u8]| work().map(|answer| answer.to_vec());
-                    beside(&queue, &caller, sent, work).await
+                    run_with_turn(&queue, &caller, sent, work).await
                 };
                 within(&metrics, "validation", REVIEW_DEADLINE, done).await
             })

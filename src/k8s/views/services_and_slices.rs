@@ -128,7 +128,7 @@ impl<T: Clone> OwnedObjects<T> {
     /// `version`. The object is from a watch event or from the answer to a write. Returns `false`,
     /// and changes nothing, if the view has the object in this version or a newer one.
     pub fn store(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
-        let key = beside(lb, name);
+        let key = key_beside(lb, name);
         let mut all = lock(&self.0);
         if all.entry(&key).is_some_and(|entry| !is_newer(version, &entry.version)) {
             return false;
@@ -160,7 +160,7 @@ impl<T: Clone> OwnedObjects<T> {
     /// Removes the object `name` of the LoadBalancer `lb`, because the object is gone. An object
     /// with a newer resourceVersion than `version` stays in the view.
     pub fn forget(&self, lb: &str, name: &str, version: &str) {
-        self.remove(&beside(lb, name), Some(version));
+        self.remove(&key_beside(lb, name), Some(version));
     }
 
     /// `namespace/name` of every object in the view.
@@ -177,7 +177,7 @@ impl<T: Clone> OwnedObjects<T> {
 }
 
 /// `namespace/name` of the object `name` in the namespace of the LoadBalancer `lb`.
-fn beside(lb: &str, name: &str) -> String {
+fn key_beside(lb: &str, name: &str) -> String {
     let (namespace, _) = split_key(lb);
     format!("{namespace}/{name}")
 }

@@ -238,8 +238,8 @@ impl<D> TargetSchedule<D> {
             return true;
         }
         let Some(silence) = health.silence() else { return false };
-        let sights = self.entries.values().filter_map(|e| e.health.sight(&e.lb, e.address));
-        let Some(moment) = moment(sights, silence) else { return false };
+        let histories = self.entries.values().filter_map(|e| e.health.history(&e.lb, e.address));
+        let Some(moment) = moment(histories, silence) else { return false };
         let doubt = self.doubt.get_or_insert_default();
         doubt.grow(moment);
         for entry in self.entries.values_mut() {

@@ -198,7 +198,7 @@ impl BackendHealth {
     /// Results of the backend's probes, as [`moment`] needs them. `lb`: LoadBalancer of the
     /// backend, `namespace/name`. `address`: address of the backend. `None`: the backend was never
     /// healthy, or its failures were doubted before and now count as real.
-    pub fn sight(self, lb: &str, address: IpAddr) -> Option<ProbeHistory<'_>> {
+    pub fn history(self, lb: &str, address: IpAddr) -> Option<ProbeHistory<'_>> {
         let Self { passed, failing, .. } = self;
         let counts = self.passes || (failing.is_some() && !self.settled);
         counts.then_some(ProbeHistory { lb, address, passed, failing })

@@ -41,20 +41,20 @@ pub struct ProbeHistory<'a> {
 }
 
 /// Finds the moment between `from` and `until` at which most VMs fell silent, if there was such a
-/// moment. The targets of these VMs passed before that moment and failed after it. `sights`: probe
-/// results of each target.
+/// moment. The targets of these VMs passed before that moment and failed after it. `histories`:
+/// probe results of each target.
 ///
 /// Most means more than half of the VMs that answered until that moment. At least [`MANY`] VMs must
 /// be silent, behind at least [`MANY`] load balancers. VMs are counted, not targets, because one VM
 /// may be behind every load balancer. A VM is silent if all of its results since the moment are
 /// failures.
 pub fn moment<'a>(
-    sights: impl Iterator<Item = ProbeHistory<'a>>,
+    histories: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),
 ) -> Option<Duration> {
     let mut vms = HashMap::<IpAddr, (Duration, Option<Duration>)>::new();
     let mut failing = Vec::new();
-    for ProbeHistory { lb, address, passed, failing: since } in sights {
+    for ProbeHistory { lb, address, passed, failing: since } in histories {
         failing.extend(since.map(|since| (lb, passed, since)));
         let (last, first) = vms.entry(address).or_default();
         *last = passed.max(*last);

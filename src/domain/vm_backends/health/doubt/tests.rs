@@ -81,18 +81,18 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() {
-    for (what, sights, doubted) in cases() {
-        for news in sights.iter().filter(|sight| sight.failing.is_some()) {
+    for (what, histories, doubted) in cases() {
+        for news in histories.iter().filter(|history| history.failing.is_some()) {
             let news = (news.passed, news.failing.unwrap());
             // Failures that began in the first five seconds are old, so the test does not search
             // between their times.
             if news.1 > s(5) {
-                let found = moment(sights.iter().copied(), news);
+                let found = moment(histories.iter().copied(), news);
                 assert_eq!(found.is_some(), doubted, "{what}");
             }
         }
-        if sights.is_empty() {
-            assert_eq!(moment(sights.into_iter(), (s(0), s(9))), None);
+        if histories.is_empty() {
+            assert_eq!(moment(histories.into_iter(), (s(0), s(9))), None);
         }
     }
 }
@@ -100,8 +100,8 @@ fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() 
 #[test]
 fn what_fell_silent_long_ago_is_not_doubted_because_of_one_that_does_now() {
     let news = ProbeHistory { lb: "d", address: vm(9), passed: s(500), failing: Some(s(505)) };
-    let sights = fleet(silent, 0..9, 3).into_iter().chain([news]);
-    assert_eq!(moment(sights, (news.passed, s(505))), None);
+    let histories = fleet(silent, 0..9, 3).into_iter().chain([news]);
+    assert_eq!(moment(histories, (news.passed, s(505))), None);
 }
 
 #[test]
@@ -148,7 +148,7 @@ proptest! {
         healthy in 0_u8..20,
     ) {
         let count = u8::try_from(failing.len()).unwrap();
-        let mut sights: Vec<ProbeHistory<'_>> = failing
+        let mut histories: Vec<ProbeHistory<'_>> = failing
             .iter()
             .zip(0..)
             .map(|((before, after), number)| ProbeHistory {
@@ -157,19 +157,19 @@ proptest! {
                 ..silent(LBS[usize::from(number) % 5], number)
             })
             .collect();
-        sights.extend((count..count + healthy).map(|number| ProbeHistory {
+        histories.extend((count..count + healthy).map(|number| ProbeHistory {
             passed: s(1_100),
             ..well(LBS[usize::from(number) % 5], number)
         }));
         let expected = count > healthy && count >= 3;
         for (before, after) in failing {
             let news = (s(1_000 - before), s(1_000 + after));
-            let found = moment(sights.iter().copied(), news);
+            let found = moment(histories.iter().copied(), news);
             prop_assert_eq!(found.is_some(), expected);
             // The moment that is found is between the last success and the first failure of each
             // failing VM.
-            let fits = |at: Duration| sights.iter().all(|sight| {
-                sight.failing.is_none_or(|since| (sight.passed..=since).contains(&at))
+            let fits = |at: Duration| histories.iter().all(|history| {
+                history.failing.is_none_or(|since| (history.passed..=since).contains(&at))
             });
             prop_assert!(found.is_none_or(fits));
         }
