@@ -140,6 +140,12 @@ impl Prober {
         }
     }
 
+    /// Verdict on the target `id` of the LoadBalancer `lb`: whether this target is healthy. `None`:
+    /// the target does not exist.
+    pub fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
+        self.0.lock().schedule.is_healthy(lb, id)
+    }
+
     /// Verdicts on all targets of a LoadBalancer: a map from each target's id to whether the target
     /// is healthy.
     pub fn verdicts(&self, lb: &str) -> HashMap<String, bool> {

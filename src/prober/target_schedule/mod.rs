@@ -294,6 +294,11 @@ impl<D> TargetSchedule<D> {
         self.doubt.take_if(|doubt| doubt.held() == 0);
     }
 
+    pub(super) fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
+        let key = self.lbs.get(lb)?.members.get(id)?;
+        Some(self.entries.get(key)?.health.is_healthy())
+    }
+
     pub(super) fn verdicts(&self, lb: &str) -> HashMap<String, bool> {
         let members = self.lbs.get(lb).map(|group| group.members.iter());
         members

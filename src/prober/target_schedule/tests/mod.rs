@@ -20,13 +20,6 @@ const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-impl TargetSchedule {
-    /// Verdict on one target. `None`: the target does not exist.
-    fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
-        self.verdicts(lb).get(id).copied()
-    }
-}
-
 fn check() -> CheckSettings {
     CheckSettings {
         probe: BackendProbe::Tcp,
