@@ -16,9 +16,9 @@ use crate::support::LATER;
 
 /// Leases that fit into a /24, beside the other addresses there.
 const MANY: usize = 150;
-/// Largest number of releases that the server may lose, because it gets no processor time for some
-/// seconds on a busy machine. A client does not repeat a release, because the release has no answer
-/// (RFC 2131, section 4.4.6).
+/// Largest number of releases that the server may lose beside those that the kernel has dropped,
+/// because the server got no processor time on a busy machine. A client does not repeat a release,
+/// because the release has no answer (RFC 2131, section 4.4.6).
 const MOST_LOST: usize = 3;
 /// Log message of the agent about each release.
 const RELEASE: &str = "the agent releases the lease";
@@ -54,6 +54,7 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
         .await?;
         ensure!(addressed(&site).await? == first, "a restart changed an address");
         ensure!(site.links().await?.len() == MANY, "{:?}", site.links().await?);
+        let dropped = site.server.dropped().await?;
         site.records().delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
         eventually(LATER, "release of all", async || {
             let released = agent.process.log().matches(RELEASE).count();
@@ -62,8 +63,13 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
         .await?;
         eventually(LATER, "end of the grants", async || {
             let granted = site.server.granted().await.map_err(|error| error.to_string())?;
+            let dropped = site.server.dropped().await.map_err(|error| error.to_string())? - dropped;
             let left = granted.len();
-            if left <= MOST_LOST { Ok(true) } else { Err(format!("{left} left")) }
+            if left <= MOST_LOST + usize::try_from(dropped).unwrap_or(usize::MAX) {
+                Ok(true)
+            } else {
+                Err(format!("{left} left, and {dropped} packets dropped"))
+            }
         })
         .await?;
         // A burst of 10, then one every 20 ms.

@@ -267,6 +267,25 @@ impl DhcpServer {
         Ok(self.granted().await?.into_iter().find(|granted| granted.mac == mac && granted.live))
     }
 
+    /// Number of packets that the kernel has dropped so far because the socket of the server, or a
+    /// processor's queue of received packets, was full. The queues are the whole machine's.
+    pub async fn dropped(&self) -> Result<u64> {
+        let files = self.inside.run(|| {
+            let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+            Ok((read("udp")?, read("softnet_stat")?))
+        });
+        let (sockets, queues) = files.await?;
+        let mut dropped = 0;
+        for socket in sockets.lines().skip(1) {
+            dropped += socket.split_whitespace().next_back().context("no drops")?.parse::<u64>()?;
+        }
+        for queue in queues.lines() {
+            let number = queue.split_whitespace().nth(1).context("no drops")?;
+            dropped += u64::from_str_radix(number, 16)?;
+        }
+        Ok(dropped)
+    }
+
     fn lease_file(&self) -> PathBuf {
         self.dir.path().join(config::LEASES)
     }
