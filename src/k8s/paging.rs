@@ -173,7 +173,7 @@ mod tests {
     fn maps(sizes: Vec<usize>, forgotten: usize) -> (Api<ConfigMap>, Served) {
         let served = Served::default();
         let seen = served.clone();
-        let server = service_fn(move |request: Request<Body>| {
+        let api_server = service_fn(move |request: Request<Body>| {
             let uri = request.uri();
             let limit = limit_of(uri).unwrap();
             let mut query = uri.query().unwrap().split('&');
@@ -193,7 +193,7 @@ mod tests {
             async move { answer.map_err(BoxError::from) }
         });
         let layer = layer_fn(FittedPages::new);
-        (Api::all(ClientBuilder::new(server, "default").with_layer(&layer).build()), served)
+        (Api::all(ClientBuilder::new(api_server, "default").with_layer(&layer).build()), served)
     }
 
     /// Names of the objects in a list that is read page by page, with at most 500 objects in each.

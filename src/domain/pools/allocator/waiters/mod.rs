@@ -104,7 +104,7 @@ impl PoolAllocator {
     /// try it again.
     fn concerned<'a>(&self, changes: &'a WaiterChanges) -> Vec<(Age, RetryCause<'a>)> {
         // Each waiter is compared with each changed pool, so the pools are looked up once.
-        let changed: Vec<(&str, Option<&AllocatorPool>)> =
+        let by_name: Vec<(&str, Option<&AllocatorPool>)> =
             changes.pools.iter().map(|name| (name.as_str(), self.pools.get(name))).collect();
         let concerned = self.waiters.iter().filter_map(|(age, (facts, wait))| {
             // The answer to a waiter that publishes an address, or has reservations, depends on
@@ -116,7 +116,7 @@ impl PoolAllocator {
             if is_certain {
                 return Some((age.clone(), RetryCause::Certain));
             }
-            let pools = changed
+            let pools = by_name
                 .iter()
                 .filter(|(name, pool)| pool.is_none_or(|pool| pool.may_change(name, facts, wait)));
             let names: Vec<&str> = pools.map(|(name, _)| *name).collect();
