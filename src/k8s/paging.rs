@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, Uri};
+use http_body::Body as HttpBody;
 use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
-use hyper::body::{Body as HttpBody, Bytes};
 use kube::client::Body;
 use tower::{BoxError, Service, ServiceExt as _};
 

@@ -92,8 +92,8 @@ enum ConversationEnd {
     Over,
     /// The connection must end, and has no complete request. The caller gets the answer `FAREWELL`.
     Unasked,
-    /// There is no room for the connection, and no answer to its request has begun. The caller gets
-    /// the answer `OVERLOADED`.
+    /// The connection must make room for another one, and no answer to its request has begun. The
+    /// caller gets the answer `OVERLOADED`.
     Unanswered,
     /// The answer to a request was late, or the caller did not read this answer in time, or
     /// [`Caller::cut`] was cancelled. The connection is closed without the answer `FAREWELL`.

@@ -371,7 +371,7 @@ mod tests {
         serving.await.unwrap();
     }
 
-    /// If the new connections waited for room, those of other sources would wait behind them.
+    /// Connections of other sources would wait behind a new one that waits for room.
     #[tokio::test]
     async fn a_source_whose_connections_are_all_busy_does_not_hold_up_another_source() {
         let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
