@@ -130,9 +130,11 @@ where
     }
 }
 
-/// `limit` in the query. `None`: the request is not for a page of a list.
+/// `limit` in the query. `None`: the request is not for a page of a list, or `limit` is 0, which
+/// requests the whole list.
 fn limit_of(uri: &Uri) -> Option<u64> {
-    uri.query()?.split('&').find_map(|part| part.strip_prefix("limit="))?.parse().ok()
+    let limit = uri.query()?.split('&').find_map(|part| part.strip_prefix("limit="))?;
+    limit.parse().ok().filter(|limit| *limit > 0)
 }
 
 fn is_first_page(uri: &Uri) -> bool {
@@ -225,6 +227,21 @@ mod tests {
         assert_eq!(limits(&served)[..2], [50, 100]);
         let few = api.list(&ListParams::default().limit(7)).await.unwrap();
         assert_eq!((few.items.len(), limits(&served)), (7, vec![7]));
+    }
+
+    /// A page that is half full leaves room for objects of twice the size.
+    #[tokio::test]
+    async fn pages_grow_until_they_have_half_of_the_largest_size() {
+        let (api, served) = maps(vec![10_000; 600], usize::MAX);
+        assert_eq!(names(&api).await.unwrap().len(), 600);
+        assert_eq!(limits(&served), [50, 100, 104, 104, 104, 104, 104]);
+    }
+
+    #[tokio::test]
+    async fn an_object_larger_than_a_page_is_listed_alone() {
+        let (api, served) = maps(vec![LARGEST_PAGE; 2], usize::MAX);
+        assert_eq!(names(&api).await.unwrap().len(), 2);
+        assert_eq!(limits(&served), [50, 12, 3, 1, 1]);
     }
 
     #[tokio::test]

@@ -262,6 +262,15 @@ mod tests {
     }
 
     #[test]
+    fn a_source_takes_nothing_from_a_source_that_has_as_many() {
+        let mut table = ConnectionTable::new(4);
+        for (from, at, ends) in [(1, 1, "other"), (1, 2, "other"), (2, 3, "own"), (2, 4, "own")] {
+            come(&mut table, source(from), at, ends);
+        }
+        assert_eq!(come(&mut table, source(2), 5, "own").1, Some(("own", 2)));
+    }
+
+    #[test]
     fn the_only_source_makes_room_for_itself() {
         let mut table = ConnectionTable::new(1);
         let (busy, _) = come(&mut table, source(1), 1, "busy");
