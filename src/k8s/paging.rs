@@ -4,6 +4,10 @@
 //! of a fixed number of objects need much memory if the number is large, and much time if it is
 //! small. A list may be continued with another `limit`: the end-to-end test of Kubernetes chooses a
 //! random `limit` for each page (`test/e2e/apimachinery/chunking.go`).
+//!
+//! The API server reads all objects of a page before it sends the first byte, and answers too late
+//! if the page has many large ones. A list that begins again would come to the same page. So a page
+//! with more objects than the first is requested again with fewer objects if it fails.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -26,7 +30,7 @@ const LARGEST_PAGE: usize = 2 << 20;
 const FIRST_PAGE: u64 = 50;
 /// Greatest factor from the number of objects in one page to that in the next page.
 const GROWTH: u64 = 2;
-/// Divisor of the number of objects when a page was too large.
+/// Divisor of the number of objects when a page was too large, or has failed.
 const CUT: u64 = 4;
 
 /// Size of the next page of a list.
@@ -34,9 +38,9 @@ const CUT: u64 = 4;
 struct PageSize {
     /// Number of objects to request.
     limit: u64,
-    /// Number of objects before `limit` may grow again. The last page that was too large began with
-    /// these objects. Without this pause, each large object after small ones would be requested
-    /// again and again with the small ones.
+    /// Number of objects before `limit` may grow again. The last page that was cut began with these
+    /// objects. Without this pause, each large object after small ones would be requested again and
+    /// again with the small ones.
     pause: u64,
 }
 
@@ -56,9 +60,14 @@ impl PageSize {
         Self { limit: fits.clamp(1, most), pause }
     }
 
-    /// Size of the same page after a page of this size was too large.
+    /// Size of the same page after a page of this size was too large, or has failed.
     fn cut(self) -> Self {
         Self { limit: (self.limit / CUT).max(1), pause: self.limit }
+    }
+
+    /// Whether a page of this size that ended with `error` is requested again with fewer objects.
+    fn may_be_cut(self, error: &BoxError) -> bool {
+        self.limit > FIRST_PAGE || error.is::<LengthLimitError>()
     }
 }
 
@@ -111,7 +120,14 @@ where
                 let mut fitted = request.clone();
                 fitted.uri = with_limit(&request.uri, size.limit)?;
                 let fitted = Request::from_parts(fitted, Body::empty());
-                let (answer, body) = inner.ready().await?.call(fitted).await?.into_parts();
+                let answer = match inner.ready().await?.call(fitted).await {
+                    Err(error) if size.may_be_cut(&error) => {
+                        size = size.cut();
+                        continue;
+                    }
+                    answer => answer?,
+                };
+                let (answer, body) = answer.into_parts();
                 if !answer.status.is_success() {
                     return Ok(Response::from_parts(answer, Either::Right(body)));
                 }
@@ -122,7 +138,7 @@ where
                         lock(&sizes).insert(path.to_owned(), size.next(page.len()));
                         return Ok(Response::from_parts(answer, Either::Left(Full::new(page))));
                     }
-                    Err(error) if error.is::<LengthLimitError>() => size = size.cut(),
+                    Err(error) if size.may_be_cut(&error) => size = size.cut(),
                     Err(error) => return Err(error),
                 }
             }
@@ -171,8 +187,12 @@ mod tests {
 
     const LARGE: usize = 1_500_000;
 
+    /// Largest number of objects of 10 kB and more in a page that the server sends in time.
+    const IN_TIME: usize = 100;
+
     /// Client of a server that has ConfigMaps with contents of these sizes. The server has
-    /// forgotten all continue tokens for the object `forgotten` and later ones.
+    /// forgotten all continue tokens for the object `forgotten` and later ones. A page with more
+    /// large objects than [`IN_TIME`] gets no answer.
     fn maps(sizes: Vec<usize>, forgotten: usize) -> (Api<ConfigMap>, Served) {
         let served = Served::default();
         let seen = served.clone();
@@ -193,7 +213,13 @@ mod tests {
             lock(&seen).push((limit, list.len()));
             let status = if start < forgotten { StatusCode::OK } else { StatusCode::GONE };
             let answer = Response::builder().status(status).body(Body::from(list.into_bytes()));
-            async move { answer.map_err(BoxError::from) }
+            let large = sizes[start..end].iter().filter(|size| **size >= 10_000).count();
+            async move {
+                if large > IN_TIME {
+                    return Err("no answer in time".into());
+                }
+                answer.map_err(BoxError::from)
+            }
         });
         let layer = layer_fn(FittedPages::new);
         (Api::all(ClientBuilder::new(api_server, "default").with_layer(&layer).build()), served)
@@ -250,6 +276,15 @@ mod tests {
             maps([vec![100; 100], vec![LARGE; 3], vec![100; 9]].concat(), usize::MAX);
         assert_eq!(names(&api).await.unwrap().len(), 112);
         assert_eq!(limits(&served), [50, 100, 25, 25, 25, 6, 1, 1, 1, 1, 1, 1, 2, 4]);
+    }
+
+    #[tokio::test]
+    async fn a_page_that_grew_too_much_for_the_server_is_requested_again() {
+        let (api, served) = maps([vec![100; 150], vec![10_000; 120]].concat(), usize::MAX);
+        assert_eq!(names(&api).await.unwrap().len(), 270);
+        assert_eq!(limits(&served), [50, 100, 200, 50, 50, 50]);
+        let is_repeated = PageSize::first().may_be_cut(&"no answer in time".into());
+        assert!(!is_repeated, "the caller must learn at once that the server is away");
     }
 
     /// The caller begins the list again. What the API server answers is for the caller.
