@@ -10,7 +10,7 @@
 //!   this process closes the connection;
 //! * before this process closes a connection, for lack of room or because the process ends, it
 //!   sends a final answer. The final answer also answers a request that may be on its way. For lack
-//!   of room, it also answers a request that is being processed;
+//!   of room, it also answers a request that is arriving or being processed;
 //! * an answer that is being sent is cut only if its caller does not read it in time;
 //! * after the final answer the connection stays open for a moment, so that no reset destroys data
 //!   that the caller has not read yet.
@@ -60,9 +60,9 @@ const SENDING: Duration = Duration::from_secs(5);
 /// handshake and the request. The caller does not repeat a request that it could not write to an
 /// unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
-/// Time limit for sending the answer `FAREWELL` or `OVERLOADED`, if any, and for ending the sending half of the
-/// connection. The same limit applies to an answer that is being sent when there is no room for
-/// its connection any more.
+/// Time limit for sending the answer `FAREWELL` or `OVERLOADED`, if any, and for ending the sending
+/// half of the connection. The same limit applies to an answer that is being sent when there is no
+/// room for its connection any more.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time limit for reading data that the caller sent before it read the last answer of the
 /// connection. A busy machine may stall, but for less time than this limit.
@@ -73,7 +73,7 @@ const LINGER_BYTES: usize = 4 << 20;
 /// sent a request, this is the answer to that request, and the caller sends the request again.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
-/// Answer with status 503 to a request that was being processed, for lack of room. client-go repeats
+/// Answer with status 503, for lack of room, to a request whose head has arrived. client-go repeats
 /// a request ten times at most, so the caller waits a second each time.
 const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
@@ -185,7 +185,7 @@ impl Conversation {
                 (ConnectionPhase::Working | ConnectionPhase::Sending, _) if is_late => {
                     Poll::Ready(ConversationEnd::Cut)
                 }
-                (ConnectionPhase::Working, _) if is_gone => {
+                (ConnectionPhase::Asking | ConnectionPhase::Working, _) if is_gone => {
                     Poll::Ready(ConversationEnd::Unanswered)
                 }
                 (ConnectionPhase::Working | ConnectionPhase::Sending, _) => Poll::Pending,
@@ -230,8 +230,9 @@ fn shorten_and_poll(
 }
 
 /// Sends `words`, and ends the sending half of the connection. Then reads and drops data that the
-/// caller sent before it read the last answer. `words`: the answer `FAREWELL` or `OVERLOADED`, or empty. `places`:
-/// one permit for each connection from which such data may be read at the same time.
+/// caller sent before it read the last answer. `words`: the answer `FAREWELL` or `OVERLOADED`, or
+/// empty. `places`: one permit for each connection from which such data may be read at the same
+/// time.
 async fn take_leave<IO>(
     mut line: RecordedStream<IO>,
     words: &[u8],
@@ -295,6 +296,7 @@ impl Answering {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::sync::Weak;
 
     use axum::body::Bytes;
@@ -319,6 +321,23 @@ mod tests {
         }
     }
 
+    /// Starts a server with room for one connection. Returns its address.
+    async fn serve(app: Router) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Server {
+            port: "test",
+            tls: None,
+            app,
+            connections: 1,
+            age: AGE,
+            ending: ServerShutdown::default(),
+            metrics: Metrics::new().unwrap(),
+        };
+        tokio::spawn(server.serve(listener));
+        address
+    }
+
     /// Sends a request to a server with room for one connection, and reads the first byte of the
     /// answer. Returns the connection, the answer, and the token that closes the connection.
     async fn asked() -> (TcpStream, Weak<Vec<u8>>, CancellationToken) {
@@ -328,18 +347,7 @@ mod tests {
             let _ = sender.send((Arc::downgrade(&text), caller.cut));
             async move { Bytes::from_owner(WatchedAnswer(text)) }
         };
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let server = Server {
-            port: "test",
-            tls: None,
-            app: Router::new().route("/", get(answer)),
-            connections: 1,
-            age: AGE,
-            ending: ServerShutdown::default(),
-            metrics: Metrics::new().unwrap(),
-        };
-        tokio::spawn(server.serve(listener));
+        let address = serve(Router::new().route("/", get(answer))).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         stream.read_u8().await.unwrap();
@@ -381,5 +389,26 @@ mod tests {
         let (stream, answer, _) = asked().await;
         let _other = TcpStream::connect(stream.peer_addr().unwrap()).await.unwrap();
         timeout(SENDING / 2, dropped(&answer)).await.unwrap();
+    }
+
+    /// A large request waits for its turn before its body is read. Without a pause, the ten
+    /// repetitions of the caller would be over before that turn.
+    #[tokio::test]
+    async fn a_request_whose_body_is_not_read_yet_is_repeated_after_a_pause() {
+        let (sender, mut bodies) = unbounded_channel();
+        let wait = move |body: Body| {
+            let _ = sender.send(body);
+            std::future::pending::<&'static str>()
+        };
+        let address = serve(Router::new().route("/", get(wait))).await;
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        let _body = bodies.recv().await.unwrap();
+        let _other = TcpStream::connect(address).await.unwrap();
+        let mut words = String::new();
+        timeout(SENDING, stream.read_to_string(&mut words)).await.unwrap().unwrap();
+        assert!(words.starts_with("HTTP/1.1 503"), "{words}");
+        assert!(words.contains("Retry-After: 1"), "{words}");
     }
 }
