@@ -7,7 +7,8 @@
 //!   loses a connection to a source that has as many. So a source that opens many connections takes
 //!   none from a source with few, such as an API server;
 //! * a source first loses a connection without a whole request, and last one whose answer is being
-//!   sent. So only such an answer can be lost: the client of any other request sends it again.
+//!   sent. Only such an answer can be lost, and a request that comes with the last part of the
+//!   handshake. The client of any other request sends it again.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
