@@ -19,14 +19,11 @@ use serde_json::json;
 use super::Context;
 use crate::api::LoadBalancer;
 use crate::domain::limits::backoff::backoff;
-use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
+use crate::k8s::{CallError, PAGE};
 
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 const STORED: &str = "v1beta1";
-/// Number of objects per call of a list. The API server may have to convert all of them within the
-/// call's deadline.
-const PAGE: u32 = 200;
 /// Pause between the rewrites of two LoadBalancers.
 const PACE: Duration = Duration::from_millis(10);
 /// Time after which every API server has applied a change of the CRD. An API server itself waits

@@ -77,9 +77,9 @@ use crate::metrics::Metrics;
 /// call had an effect.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Largest number of objects in one page of a list. Pages of large objects have fewer
-/// ([`paging`]).
-pub const PAGE: u32 = 500;
+/// Largest number of objects in one page of a list. The API server may have to convert all of them
+/// within the call's deadline. Pages of large objects have fewer ([`paging`]).
+pub const PAGE: u32 = 200;
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
 /// the connection and its calls fail. Lists and watches of informers have only this limit. Calls of

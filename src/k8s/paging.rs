@@ -188,7 +188,7 @@ mod tests {
     const LARGE: usize = 1_500_000;
 
     /// Largest number of objects of 10 kB and more in a page that the server sends in time.
-    const IN_TIME: usize = 100;
+    const IN_TIME: usize = 110;
 
     /// Client of a server that has ConfigMaps with contents of these sizes. The server has
     /// forgotten all continue tokens for the object `forgotten` and later ones. A page with more
