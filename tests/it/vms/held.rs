@@ -10,7 +10,7 @@ use testbed::eventually;
 use testbed::kubevirt::Guest;
 
 use super::input::as_harvester_ships_it;
-use super::vm;
+use super::{ports_here, vm};
 use crate::leases::{Agent, NETWORK};
 use crate::support::{Cluster, SOON, settled};
 
@@ -42,6 +42,33 @@ async fn a_claim_is_kept_and_said_while_the_service_that_asks_for_it_ends() -> R
         cluster.allocated("pool").await.map(|claims| claims.is_empty())
     })
     .await?;
+    cluster.consistent().await
+}
+
+/// A VM that becomes healthy meanwhile gets traffic.
+#[tokio::test(flavor = "multi_thread")]
+async fn health_checks_go_on_while_the_service_that_asks_for_a_claim_ends() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    as_harvester_ships_it(&cluster).await?;
+    let _operator = cluster.operator().await?;
+    let (here, _closed, listener) = ports_here().await?;
+    let port = listener.local_addr()?.port();
+    let spec = json!({
+        "backendServerSelector": {"app": ["web"]},
+        "listeners": [{"name": "http", "port": 80, "backendPort": port}],
+        "healthCheck": {"port": port, "periodSeconds": 1, "timeoutSeconds": 1},
+    });
+    cluster.lb_with("web", spec).await?;
+    announced(&cluster, "web", "10.1.0.2").await?;
+    hold(&cluster, "web").await?;
+    cluster.patch_lb("web", json!({"spec": {"ipam": "dhcp"}})).await?;
+    cluster.waits("web", "ServiceDeleting").await?;
+
+    Guest::run(&cluster.client, vm("web", "a", &here), "node-1").await?;
+    cluster.endpoints_are("web", &[("a", here.as_str(), "ready")]).await?;
+    let_go(&cluster, "web").await?;
+    cluster.publishes("web", "0.0.0.0").await?;
     cluster.consistent().await
 }
 

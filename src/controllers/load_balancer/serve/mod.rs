@@ -125,16 +125,17 @@ fn again(service: &ServiceState, had_others: bool) -> Option<Duration> {
     }
 }
 
-/// Deletes the Service of a LoadBalancer that has no address. The LoadBalancer may have had an
-/// address, and lost it to a LoadBalancer whose claim has precedence. While a finalizer delays the
-/// deletion, the Service may still be announced, and `status.address` still shows its address. So
-/// the DHCPLease of this address stays.
+/// Ends the health checks of the VMs, and deletes the Service of a LoadBalancer that has no address.
+/// The LoadBalancer may have had an address, and lost it to a LoadBalancer whose claim has
+/// precedence. While a finalizer delays the deletion, the Service may still be announced, and
+/// `status.address` still shows its address. So the DHCPLease of this address stays.
 async fn end_service(
     lb: &LoadBalancer,
     outcome: AddressOutcome,
     ctx: &LbContext,
 ) -> Result<ServingOutcome, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
+    ctx.prober.remove(&at.key);
     let may_exist = status::may_serve(lb) || at.own().is_some_and(|own| own.deleting);
     let report = (may_exist && !suspend(lb, ctx).await?)
         .then(|| ServingStatus::new(at.waiting(), at.ingress()));
@@ -254,10 +255,11 @@ pub(super) fn may_be_served(lb: &LoadBalancer, ctx: &LbContext) -> bool {
         || !ServiceTarget::new(lb, ctx).slices().is_empty()
 }
 
-/// Deletes the Service of the LoadBalancer, then its slices. Returns whether they are gone.
-/// `false`: a finalizer delays the deletion of the Service.
+/// Ends the health checks of the VMs, and deletes the Service of the LoadBalancer, then its slices.
+/// Returns whether they are gone. `false`: a finalizer delays the deletion of the Service.
 pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
+    ctx.prober.remove(&at.key);
     if !at.remove_service(KeptSettings::Dropped).await? {
         return Ok(false);
     }
@@ -267,9 +269,15 @@ pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool,
 
 /// Deletes the Service of a LoadBalancer that has no address at present, or loses its address.
 /// Keeps the settings of users for the next Service, which is created when the LoadBalancer has an
-/// address again. Returns whether the Service is gone. `false`: a finalizer delays the deletion.
+/// address again. Returns whether the Service is gone. `false`: a finalizer delays the deletion. The
+/// health checks of the VMs go on until the Service is gone, because its slices may follow the VMs.
 pub(super) async fn suspend(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
-    ServiceTarget::new(lb, ctx).remove_service(KeptSettings::Kept).await
+    let at = ServiceTarget::new(lb, ctx);
+    let is_gone = at.remove_service(KeptSettings::Kept).await?;
+    if is_gone {
+        ctx.prober.remove(&at.key);
+    }
+    Ok(is_gone)
 }
 
 fn into_error(obstacle: WriteObstacle) -> ReconcileError {
@@ -298,10 +306,8 @@ impl<'a> ServiceTarget<'a> {
         Self { ctx, namespace, name, uid: lb.uid().unwrap_or_default(), key }
     }
 
-    /// Ends the health checks of the VMs, and deletes the Service. Returns whether the Service is
-    /// gone.
+    /// Deletes the Service. Returns whether the Service is gone.
     async fn remove_service(&self, settings: KeptSettings) -> Result<bool, ReconcileError> {
-        self.ctx.prober.remove(&self.key);
         match self.read_service_if_unwatched().await {
             // A foreign Service requests no address for this LoadBalancer.
             Ok(()) | Err(WriteObstacle::ForeignService(_)) => {}
