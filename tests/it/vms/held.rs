@@ -2,7 +2,7 @@
 //! CRD does not refuse this change. Admission is off here.
 
 use anyhow::Result;
-use harvester_guest_operator::api::ANNOTATION_NETWORK;
+use harvester_guest_operator::api::{ANNOTATION_NETWORK, LABEL_SERVICE_LB};
 use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -72,7 +72,8 @@ async fn health_checks_go_on_while_the_service_that_asks_for_a_claim_ends() -> R
     cluster.consistent().await
 }
 
-/// The pool that the LoadBalancer names does not exist, so it has no address in the meantime.
+/// The pool that the LoadBalancer names does not exist, so it has no address in the meantime. A user
+/// removes the label by which the operator watches the Service.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_is_kept_while_the_service_that_is_announced_at_it_ends() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -88,10 +89,13 @@ async fn a_lease_is_kept_while_the_service_that_is_announced_at_it_ends() -> Res
 
     cluster.patch_lb("web", json!({"spec": {"ipam": "pool", "ipPool": "later"}})).await?;
     cluster.waits("web", "IPPoolNotFound").await?;
-    settled("web", async || Ok(cluster.lbs().get("web").await?.resource_version())).await?;
-    assert_eq!(cluster.reached_at("web").await?.as_deref(), Some("10.7.0.20"));
-    let record = cluster.records().get("web").await?;
-    assert_eq!(record.metadata.deletion_timestamp, None);
+    for labels in [json!({}), json!({LABEL_SERVICE_LB: null})] {
+        cluster.edit::<Service>("web", json!({"metadata": {"labels": labels}})).await?;
+        settled("web", async || Ok(cluster.lbs().get("web").await?.resource_version())).await?;
+        assert_eq!(cluster.reached_at("web").await?.as_deref(), Some("10.7.0.20"), "{labels}");
+        let record = cluster.records().get("web").await?;
+        assert_eq!(record.metadata.deletion_timestamp, None, "{labels}");
+    }
 
     let_go(&cluster, "web").await?;
     cluster.is_reached_at("web", None).await?;

@@ -136,7 +136,7 @@ async fn end_service(
 ) -> Result<ServingOutcome, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
     ctx.prober.remove(&at.key);
-    let may_exist = status::may_serve(lb) || at.own().is_some_and(|own| own.deleting);
+    let may_exist = status::may_have_service(lb) || at.own().is_some_and(|own| own.deleting);
     let report = (may_exist && !suspend(lb, ctx).await?)
         .then(|| ServingStatus::new(at.waiting(), at.ingress()));
     let again = report.as_ref().and_then(|report| again(&report.service, false));

@@ -167,6 +167,15 @@ pub fn may_serve(lb: &LoadBalancer) -> bool {
     finalizers.iter().any(|f| f == LB_FINALIZER) && allocated.is_some_and(|a| a.ip.is_some())
 }
 
+/// Whether a LoadBalancer of type vm that has no address now may still have its former Service: its
+/// status still publishes the former address, or shows that the Service was announced. The view of
+/// Services does not show each Service: it may not be complete yet, and lacks a Service without the
+/// operator's label.
+pub fn may_have_service(lb: &LoadBalancer) -> bool {
+    let address = lb.status.as_ref().and_then(|status| status.address.as_deref());
+    may_serve(lb) || address.is_some_and(|address| !address.is_empty())
+}
+
 /// The merge patch that removes this operator's finalizer from a LoadBalancer that is being
 /// deleted. `None`: the LoadBalancer does not have this finalizer.
 pub fn finalize(lb: &LoadBalancer) -> Option<Value> {

@@ -175,6 +175,18 @@ fn a_service_waits_for_claim_and_finalizer() {
     assert!(!may_serve(&unclaimed));
 }
 
+/// A new leader may not have listed the Services yet.
+#[test]
+fn the_address_in_the_status_shows_that_the_former_service_may_be_there() {
+    let lb = reported(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
+    assert!(may_have_service(&lb));
+    let service = ServiceState::Waiting(Some("example.com/hold".into()));
+    let held = reported(&lb, &waits(), &report((service, vec!["10.0.0.5".into()]), &[]));
+    assert!(may_have_service(&held) && !may_serve(&held));
+    assert!(!may_have_service(&patched(&held, &waits())), "its Service is gone");
+    assert!(!may_have_service(&patched(&self::lb(WorkloadType::Vm), &waits())), "new");
+}
+
 /// Another client may have written an address that the LoadBalancer never had.
 #[test]
 fn a_lost_claim_leaves_no_address() {
