@@ -85,13 +85,14 @@ pub fn written(claim: &Claim) -> String {
 }
 
 /// Facts about the LoadBalancer from which a pool's ledger is checked and rebuilt. `None`: the
-/// LoadBalancer takes no address from pools.
+/// LoadBalancer takes no address from pools, and publishes no claim.
 pub fn lb_entry(lb: &LoadBalancer) -> Option<LoadBalancerEntry> {
-    wants_pool(lb).then(|| LoadBalancerEntry {
+    let (asks, published) = (wants_pool(lb), published(lb));
+    (asks || published.is_some()).then(|| LoadBalancerEntry {
         owner: owner(lb),
         created: created(lb),
-        published: published(lb),
-        deleting: is_leaving(lb),
+        published,
+        deleting: is_leaving(lb) || !asks,
     })
 }
 

@@ -79,6 +79,26 @@ fn the_status_lists_the_addresses_of_backends_and_no_others() {
     assert!(!lists(&lb, "10.0.0.50") && !lists(&lb, "10.0.0.6"));
 }
 
+/// A Service may still ask for the claim after a change of `spec.ipam`, until the claim is released.
+#[test]
+fn a_ledger_is_checked_against_every_published_claim() {
+    let entry = |ipam, pool: &str, ip: &str| {
+        let mut lb = lb(&[], false);
+        lb.spec.ipam = Some(ipam);
+        let (ip_pool, ip) = (Some(pool.to_owned()), Some(ip.to_owned()));
+        let allocated = AllocatedAddress { ip_pool, ip, ..AllocatedAddress::default() };
+        lb.status = Some(LoadBalancerStatus {
+            allocated_address: Some(allocated),
+            ..LoadBalancerStatus::default()
+        });
+        lb_entry(&lb).map(|entry| (entry.published.is_some(), entry.deleting))
+    };
+    assert_eq!(entry(Ipam::Pool, "pool", "10.0.0.5"), Some((true, false)));
+    assert_eq!(entry(Ipam::Pool, "", ""), Some((false, false)));
+    assert_eq!(entry(Ipam::Dhcp, "pool", "10.0.0.5"), Some((true, true)));
+    assert_eq!(entry(Ipam::Dhcp, "", "0.0.0.0"), None);
+}
+
 #[test]
 fn the_status_shows_whether_a_ledger_has_the_load_balancer() {
     let lb = |pool: Option<&str>, ip: Option<&str>, reason: &str| {

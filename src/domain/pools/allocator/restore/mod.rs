@@ -9,8 +9,9 @@
 //!    LoadBalancer may take the address first.
 //! 3. A LoadBalancer publishes the address, so the address is in use. If several LoadBalancers
 //!    publish it, the owner in the stored ledger comes first, then the owner in memory, then the
-//!    oldest LoadBalancer. A LoadBalancer that is being deleted counts only if one of the ledgers
-//!    names it, because otherwise its claim was released already.
+//!    oldest LoadBalancer. A LoadBalancer that is being deleted, or whose `spec.ipam` was changed to
+//!    `dhcp`, counts only if one of the ledgers names it, because otherwise its claim was released
+//!    already.
 //! 4. The stored ledger names an owner. Another leader may have written this entry.
 //! 5. The ledger in memory names an owner that still exists. A user edited or wiped the stored
 //!    ledger.
@@ -68,7 +69,7 @@ impl PoolSeen {
     }
 }
 
-/// A LoadBalancer that exists and takes its address from pools.
+/// A LoadBalancer that exists, and takes its address from pools or publishes a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBalancerEntry {
     /// Name and UID of the LoadBalancer.
@@ -77,7 +78,8 @@ pub struct LoadBalancerEntry {
     pub created: i64,
     /// Claim in the LoadBalancer's status. `None`: the LoadBalancer publishes no claim.
     pub published: Option<Claim>,
-    /// Whether the LoadBalancer is being deleted.
+    /// Whether the LoadBalancer is being deleted, or its `spec.ipam` was changed to `dhcp`, so that
+    /// the published claim may have been released already.
     pub deleting: bool,
 }
 

@@ -228,6 +228,9 @@ fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     let mut allocator = PoolAllocator::default();
     allocator.merge(&storing(&[("10.0.0.11", "ns/lb1", "u1")]), &all);
     assert_eq!(ledger(&allocator), [row(11, "ns/lb1", "u1"), row(99, "ns/lb3", "u3")]);
+    // A user has wiped the stored ledger, and memory names lb1.
+    allocator.merge(&storing(&[]), &all);
+    assert_eq!(ledger(&allocator), [row(11, "ns/lb1", "u1"), row(99, "ns/lb3", "u3")]);
 }
 
 #[test]
