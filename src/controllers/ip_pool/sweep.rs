@@ -21,6 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::LedgerTask;
 use super::mailbox::{LedgerHandle, OrphanClaim};
 use crate::domain::load_balancer::facts;
+use crate::domain::vm_backends::listeners;
 use crate::domain::{Claim, Owner};
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::read::ApiReader;
@@ -119,10 +120,16 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
     let reader = ApiReader::new(client.clone());
     if owner.uid.is_empty() {
         if let Some(lb) = reader.load_balancer(namespace, name).await.ok()? {
+            if facts::wants_pool(&lb) || facts::is_in_ledger(&lb) {
+                return Some(orphan(Some(lb.uid().unwrap_or_default())));
+            }
             // Harvester's CRD stores no UIDs. So the claim of a LoadBalancer that was changed to
-            // `ipam: dhcp` has none after a change of leaders, and its release does not find it.
-            let may_own = facts::wants_pool(&lb) || facts::is_in_ledger(&lb);
-            return Some(orphan(may_own.then(|| lb.uid().unwrap_or_default())));
+            // `ipam: dhcp` may have none after a change of leaders, and its release does not find
+            // it. The Service of a vm LoadBalancer asks for another address by now. But a
+            // LoadBalancer whose type was changed too may still have its former Service.
+            if listeners::is_vm(&lb) {
+                return Some(orphan(None));
+            }
         }
     } else if reader.uid_of(namespace, name).await.ok()?.as_ref() == Some(&owner.uid) {
         return None;

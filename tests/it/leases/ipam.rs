@@ -4,12 +4,12 @@ use anyhow::Result;
 use harvester_guest_operator::api::ANNOTATION_NETWORK;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use testbed::{Proxy, Start, Verdict, eventually};
 
 use super::{Agent, NETWORK};
-use crate::support::{Cluster, SOON, lb};
+use crate::support::{Cluster, SOON, lb, settled};
 use crate::vms::input::as_harvester_ships_it;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,6 +95,40 @@ async fn a_change_of_ipam_ends_a_wait_for_a_pool_and_a_service_of_the_former_typ
     cluster.address("next").await?;
     assert_eq!(cluster.allocated("later").await?.len(), 1);
     assert_eq!(cluster.allocated("pool").await?.len(), 0);
+    cluster.consistent().await
+}
+
+/// Harvester's CRD of IPPool drops the UIDs of a ledger, so the new leader knows the owner of the
+/// claim by name. The Service is of the LoadBalancer's former type.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_without_a_uid_outlives_the_service_of_a_former_type() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let mut operator = cluster.operator().await?;
+    let typed = json!({"workloadType": "cluster", "ipam": "dhcp"});
+    let typed = cluster.lb_with("typed", typed).await?;
+    cluster.publishes("typed", "0.0.0.0").await?;
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
+    let former = serde_json::from_value(json!({
+        "metadata": {"name": "typed", "ownerReferences": [{
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+            "name": "typed", "uid": typed.metadata.uid,
+        }]},
+        "spec": {"ports": [{"port": 80}]},
+    }))?;
+    services.create(&PostParams::default(), &former).await?;
+    operator.process.terminate(SOON).await?;
+    let claims = json!({"10.1.0.55": "default/typed", "10.1.0.56": "default/gone"});
+    cluster.patch_pool_status("pool", json!({"status": {"allocated": claims}})).await?;
+
+    let _operator = cluster.operator().await?;
+    eventually(SOON, "end of the other claim", async || {
+        cluster.allocated("pool").await.map(|claims| !claims.contains_key("10.1.0.56"))
+    })
+    .await?;
+    let left = settled("claims", async || cluster.allocated("pool").await).await?;
+    assert_eq!(left.keys().collect::<Vec<_>>(), ["10.1.0.55"]);
+    services.delete("typed", &DeleteParams::default()).await?;
     cluster.consistent().await
 }
 
