@@ -210,6 +210,13 @@ pub(super) fn apply_service(at: &InformerContext, event: ObjectEvent<Service>) {
 }
 
 impl Views {
+    /// Whether the view has an EndpointSlice that the LoadBalancer `owner` owns. True before
+    /// EndpointSlices are listed, because there may be such a slice.
+    pub fn has_slices(&self, owner: &Owner) -> bool {
+        !self.is_listed(ViewPart::Slices)
+            || self.slices.of(&owner.name).any(|slice| slice.owner == owner.uid)
+    }
+
     /// Removes a deleted Service from the view, and enqueues its LoadBalancer. If LoadBalancers are
     /// listed, and none has the UID of the Service's owner, reports the owner as
     /// [`ChangeEvent::Gone`].

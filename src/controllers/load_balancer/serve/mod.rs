@@ -250,9 +250,8 @@ async fn announce(
 /// of the LoadBalancer, and removed the label by which the Service is watched. The slices show such
 /// a Service, because they exist until it is gone.
 pub(super) fn may_be_served(lb: &LoadBalancer, ctx: &LbContext) -> bool {
-    listeners::is_vm(lb)
-        || ctx.shared.views.is_served(&facts::owner(lb))
-        || !ServiceTarget::new(lb, ctx).slices().is_empty()
+    let (views, owner) = (&ctx.shared.views, facts::owner(lb));
+    listeners::is_vm(lb) || views.is_served(&owner) || views.has_slices(&owner)
 }
 
 /// Ends the health checks of the VMs, and deletes the Service of the LoadBalancer, then its slices.

@@ -371,6 +371,19 @@ fn both_load_balancers_are_woken_when_a_slice_gets_another_owner() {
     assert_eq!(leader.views.slices.of("ns/mail").count(), 0);
 }
 
+/// The slices may show a Service that is not watched.
+#[test]
+fn a_load_balancer_may_have_slices_until_all_are_listed() {
+    let leader = LeaderViews::new();
+    let owner = |uid: &str| Owner { name: "ns/web".to_owned(), uid: uid.to_owned() };
+    let slice = OwnedSlice { owner: "uid-web".to_owned(), ..OwnedSlice::default() };
+    leader.views.slices.store("ns/web", "web-1", "5", slice);
+    assert!(leader.views.has_slices(&owner("uid-web")));
+    assert!(!leader.views.has_slices(&owner("another")), "they are an earlier one's");
+    leader.writers.listed.send_replace(ViewPart::Services as u32);
+    assert!(leader.views.has_slices(&owner("another")));
+}
+
 #[test]
 fn a_subscription_that_ends_late_does_not_end_the_next_one() {
     let mut leader = LeaderViews::new();
