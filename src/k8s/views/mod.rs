@@ -292,12 +292,10 @@ impl Views {
         LbSurroundings { project: self.project_of(namespace), vm_network, service }
     }
 
-    /// Addresses of the Service that the LoadBalancer owns. A guest has no such Service.
+    /// Addresses of the Service that the LoadBalancer owns. A guest load balancer has such a Service
+    /// only after a change of its type, so an incomplete list is enough for it.
     pub fn service_addresses(&self, lb: &LoadBalancer) -> AnnouncedAddresses {
-        if facts::is_guest(lb) {
-            return AnnouncedAddresses::default();
-        }
-        if !self.is_listed(ViewPart::Services) {
+        if !facts::is_guest(lb) && !self.is_listed(ViewPart::Services) {
             return AnnouncedAddresses::Unknown;
         }
         let Owner { name, uid } = facts::owner(lb);

@@ -1,5 +1,5 @@
-//! Services whose end another program's finalizer delays, after a change of `spec.ipam`. Harvester's
-//! CRD does not refuse this change. Admission is off here.
+//! Services whose end another program's finalizer delays, after a change of `spec.ipam` or of the
+//! type. Harvester's CRD does not refuse these changes. Admission is off here.
 
 use anyhow::Result;
 use harvester_guest_operator::api::{ANNOTATION_NETWORK, LABEL_SERVICE_LB};
@@ -40,6 +40,40 @@ async fn a_claim_is_kept_and_said_while_the_service_that_asks_for_it_ends() -> R
     cluster.publishes("web", "0.0.0.0").await?;
     eventually(SOON, "end of the claim", async || {
         cluster.allocated("pool").await.map(|claims| claims.is_empty())
+    })
+    .await?;
+    cluster.consistent().await
+}
+
+/// The type changes first, then the pool, so the guest gets its new address at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_outlives_the_service_of_a_former_type_that_asks_for_it() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    for (name, third) in [("old", 1), ("new", 2)] {
+        cluster.pool_for(name, json!({"subnet": format!("10.{third}.0.0/24")}), json!({})).await?;
+    }
+    as_harvester_ships_it(&cluster).await?;
+    let _operator = cluster.operator().await?;
+    let spec = json!({"backendServerSelector": {"app": ["web"]}, "ipPool": "old"});
+    cluster.lb_with("web", spec).await?;
+    announced(&cluster, "web", "10.1.0.2").await?;
+    hold(&cluster, "web").await?;
+
+    cluster.patch_lb("web", json!({"spec": {"workloadType": "cluster"}})).await?;
+    let is_ending = |service: &Service| service.metadata.deletion_timestamp.is_some();
+    cluster.service_when("web", "its deletion", is_ending).await?;
+    cluster.patch_lb("web", json!({"spec": {"ipPool": "new"}})).await?;
+    cluster.publishes("web", "10.2.0.2").await?;
+    let left = settled("claims", async || cluster.allocated("old").await).await?;
+    assert_eq!(left.keys().collect::<Vec<_>>(), ["10.1.0.2"]);
+
+    let_go(&cluster, "web").await?;
+    eventually(SOON, "end of the former claim", async || {
+        cluster.allocated("old").await.map(|claims| claims.is_empty())
+    })
+    .await?;
+    eventually(SOON, "end of the slices", async || {
+        cluster.slices_of("default", "web").await.map(|slices| slices.is_empty())
     })
     .await?;
     cluster.consistent().await

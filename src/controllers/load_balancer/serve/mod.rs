@@ -74,8 +74,8 @@ impl From<CallError> for WriteObstacle {
 /// deletes the Service. `None`: the VMs were not listed yet, and [`super::VMS_WITHIN`] has not
 /// passed.
 ///
-/// Does nothing for a guest load balancer, because the guest serves it. Does nothing for a vm load
-/// balancer whose finalizer or published address is not stored yet.
+/// A guest load balancer is served by the guest, so only the Service of its former type is deleted.
+/// Does nothing for a vm load balancer whose finalizer or published address is not stored yet.
 pub(super) async fn serve(
     lb: &LoadBalancer,
     outcome: AddressOutcome,
@@ -84,7 +84,11 @@ pub(super) async fn serve(
     if listeners::is_vm(lb) && !outcome.is_allocated() {
         return end_service(lb, outcome, ctx).await.map(Some);
     }
-    if !listeners::is_vm(lb) || !status::may_serve(lb) {
+    if !listeners::is_vm(lb) {
+        end_former_service(lb, ctx).await?;
+        return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
+    }
+    if !status::may_serve(lb) {
         return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
     let before = ctx.shared.views.service_addresses(lb);
@@ -141,6 +145,15 @@ async fn end_service(
         .then(|| ServingStatus::new(at.waiting(), at.ingress()));
     let again = report.as_ref().and_then(|report| again(&report.service, false));
     Ok(ServingOutcome { outcome, report, again })
+}
+
+/// Deletes the Service and the slices that a guest load balancer has from a time when it was of type
+/// vm. Harvester's CRD does not refuse a change of the type. While a finalizer delays the deletion,
+/// the ledger keeps the claims of the Service's addresses.
+async fn end_former_service(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
+    let at = ServiceTarget::new(lb, ctx);
+    let is_served = at.own().is_some() || !at.slices().is_empty();
+    if is_served { withdraw(lb, ctx).await.map(drop) } else { Ok(()) }
 }
 
 /// Writes Service and EndpointSlices where they differ from the desired ones. If the VMs are not

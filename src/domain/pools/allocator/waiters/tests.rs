@@ -170,3 +170,13 @@ fn a_claim_and_a_waiting_request_are_known_until_their_release() {
     }
     assert_eq!(known(&allocator), [false; 3], "although the pool must be written");
 }
+
+/// The LoadBalancer publishes the address of a deleted pool, so no ledger has the claim.
+#[test]
+fn an_address_of_a_deleted_pool_is_known_until_its_release() {
+    let mut allocator = settled(&[seen("a", "10.0.0", 1)], &[lb(1)]);
+    allocator.remove_pool("a");
+    assert_eq!((allocator.claims_of("u1").len(), allocator.knows("u1")), (0, true));
+    allocator.release(&owner(1));
+    assert!(!allocator.knows("u1"));
+}
