@@ -1,7 +1,8 @@
 //! Reconciles LoadBalancers: publishes the address of each, or the reason why it has no address.
 //!
-//! A reconcile observes, allocates an address, serves, publishes and reports, in this order. If the
-//! object changes meanwhile, the reconcile begins again with the current object.
+//! A reconcile observes, allocates an address, serves, publishes and reports, in this order. If a
+//! write conflicts, because the LoadBalancer, its Service or one of its EndpointSlices has changed
+//! meanwhile, the reconcile begins again with the current objects.
 //!
 //! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices. The
 //! exceptions are the rewrite without a change by [`super::storage_version`], and the condition
@@ -59,7 +60,8 @@ const LARGE_AT_ONCE: usize = 2;
 /// Maximum number of LoadBalancers that are held whole in memory at the same time. A LoadBalancer
 /// is held whole if a view has only a part of it. Its size is at most 1.5 MiB, the limit of etcd.
 const WHOLE_AT_ONCE: usize = 8;
-/// Maximum number of passes of one reconcile, if the LoadBalancer changes during each pass.
+/// Maximum number of passes of one reconcile, if the LoadBalancer, its Service or one of its
+/// EndpointSlices changes during each pass.
 const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
@@ -132,10 +134,10 @@ pub enum ReconcileError {
     /// An object could not be read or written.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The LoadBalancer must be read from the API server: the LoadBalancer has changed since the
-    /// decision, the view has only a part of the LoadBalancer, or the decision must not be made
-    /// from a view.
-    #[error("the LoadBalancer has changed meanwhile")]
+    /// The LoadBalancer must be read from the API server: the LoadBalancer, its Service or one of
+    /// its EndpointSlices has changed since the decision, the view has only a part of the
+    /// LoadBalancer, or the decision must not be made from a view.
+    #[error("the LoadBalancer, its Service or an EndpointSlice has changed meanwhile")]
     Outdated,
     /// The API server refuses a necessary write.
     #[error("a write was refused: {0}")]

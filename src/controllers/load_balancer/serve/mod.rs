@@ -40,10 +40,10 @@ use crate::domain::vm_backends::service::WantedService;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 
-/// Maximum number of attempts at one write of a Service or EndpointSlice, if another client changes
-/// the object during each attempt. The attempts are made here, not by the reconcile, because the
-/// reconcile reads the LoadBalancer again, not its Service and slices.
-const REPETITIONS: usize = 5;
+/// Maximum number of steps until the Service, or all EndpointSlices, are as desired. Each step is
+/// decided from the answer to the one before. More are needed only if the API server stores
+/// something else than the operator writes, for example because of an admission webhook.
+const MOST_STEPS: usize = 5;
 /// Delay of the next reconcile of a LoadBalancer whose Service had another address than the claimed
 /// one.
 const AGAIN_AFTER_MOVE: Duration = Duration::from_secs(2);
@@ -59,6 +59,12 @@ enum WriteObstacle {
     Refused(String),
     /// The write failed, and a retry may succeed.
     Error(ReconcileError),
+}
+
+impl From<ReconcileError> for WriteObstacle {
+    fn from(error: ReconcileError) -> Self {
+        Self::Error(error)
+    }
 }
 
 impl From<CallError> for WriteObstacle {
@@ -331,11 +337,10 @@ impl<'a> ServiceTarget<'a> {
         }
     }
 
-    /// Error after [`REPETITIONS`] attempts to write an object of the kind `kind`. Another client
-    /// changed the object during each attempt.
-    fn kept_changing(&self, kind: &str) -> CallError {
-        let attempts = format!("{REPETITIONS} attempts to write {kind} of {}", self.key);
-        CallError::Conflict(ApiCall::new(attempts))
+    /// Error after [`MOST_STEPS`] steps, if the objects of the kind `kind` are not as desired yet.
+    fn unsettled(&self, kind: &str) -> CallError {
+        let steps = format!("{MOST_STEPS} steps to write {kind} of {}", self.key);
+        CallError::Conflict(ApiCall::new(steps))
     }
 
     fn client(&self) -> kube::Client {

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Service as FullService;
 use kube::{Api, ResourceExt};
 
 use super::settings::KeptSettings;
-use super::{REPETITIONS, ServiceTarget, WriteObstacle};
+use super::{MOST_STEPS, ReconcileError, ServiceTarget, WriteObstacle};
 use crate::domain::vm_backends::readiness::ServiceState;
 use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{self, ServicePlan, StoredService, WantedService};
@@ -74,7 +74,7 @@ impl ServiceTarget<'_> {
         wanted: &WantedService<'_>,
     ) -> Result<ServiceState, WriteObstacle> {
         let writer = &self.ctx.shared.writer;
-        for _ in 0..REPETITIONS {
+        for _ in 0..MOST_STEPS {
             let stored = self.stored();
             let answer = match service::plan(stored.as_ref(), wanted, Utc::now().fixed_offset()) {
                 ServicePlan::Keep => {
@@ -107,11 +107,22 @@ impl ServiceTarget<'_> {
             };
             match answer {
                 Ok(service) => self.store_service(&service),
-                Err(CallError::Conflict(_) | CallError::NotFound(_)) => self.read_service().await?,
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(self.service_not_written(error).await),
             }
         }
-        Err(self.kept_changing("Service").into())
+        Err(self.unsettled("Service").into())
+    }
+
+    /// Obstacle after a write of the Service failed with `error`. If the Service has changed since
+    /// the view was updated, reads the Service, and the reconcile begins again.
+    async fn service_not_written(&self, error: CallError) -> WriteObstacle {
+        match error {
+            CallError::Conflict(_) | CallError::NotFound(_) => match self.read_service().await {
+                Ok(()) => ReconcileError::Outdated.into(),
+                Err(obstacle) => obstacle,
+            },
+            error => error.into(),
+        }
     }
 
     /// State of a Service whose deletion is not complete. The deletion event of the Service triggers
@@ -143,39 +154,30 @@ impl ServiceTarget<'_> {
         stored: &StoredService,
         settings: KeptSettings,
     ) -> Result<bool, WriteObstacle> {
+        if stored.deleting {
+            // A finalizer delays the deletion. The deletion event triggers the next reconcile.
+            return Ok(false);
+        }
         let mut stored = stored.clone();
-        for _ in 0..REPETITIONS {
-            if stored.deleting {
-                // A finalizer delays the deletion. The deletion event triggers the next reconcile.
-                return Ok(false);
-            }
-            if settings == KeptSettings::Kept {
-                match self.keep_settings(&stored.uid).await? {
-                    Some(now) => stored = now,
-                    None => return Ok(true),
-                }
-            }
-            let _turn = self.ctx.writes.take(self.namespace.clone()).await;
-            let writer = &self.ctx.shared.writer;
-            let StoredService { uid, version, .. } = &stored;
-            match Box::pin(writer.delete_service(&self.namespace, &self.name, uid, version)).await {
-                Ok(Some(left)) => {
-                    self.store_service(&left);
-                    return Ok(false);
-                }
-                Ok(None) => {
-                    self.forget_service();
-                    return Ok(true);
-                }
-                Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
-            self.read_service().await?;
-            match self.stored() {
-                Some(now) if now.uid == stored.uid => stored = now,
-                _ => return Ok(true),
+        if settings == KeptSettings::Kept {
+            match self.keep_settings(&stored.uid).await? {
+                Some(now) => stored = now,
+                None => return Ok(true),
             }
         }
-        Err(self.kept_changing("Service").into())
+        let _turn = self.ctx.writes.take(self.namespace.clone()).await;
+        let writer = &self.ctx.shared.writer;
+        let StoredService { uid, version, .. } = &stored;
+        match Box::pin(writer.delete_service(&self.namespace, &self.name, uid, version)).await {
+            Ok(Some(left)) => {
+                self.store_service(&left);
+                Ok(false)
+            }
+            Ok(None) => {
+                self.forget_service();
+                Ok(true)
+            }
+            Err(error) => Err(self.service_not_written(error).await),
+        }
     }
 }

@@ -5,7 +5,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{REPETITIONS, ServiceTarget, WriteObstacle};
+use super::{ServiceTarget, WriteObstacle};
 use crate::domain::vm_backends::service::settings::{self, CarriedSettings, SETTINGS};
 use crate::domain::vm_backends::service::{StoredService, delay_announcement};
 use crate::k8s::CallError;
@@ -126,29 +126,23 @@ impl ServiceTarget<'_> {
         is_so: impl Fn(bool) -> bool,
         settings: &Value,
     ) -> Result<bool, WriteObstacle> {
-        for _ in 0..REPETITIONS {
-            let slices = self.slices();
-            let Some(slice) = slices.iter().find(|slice| is_so(slice.holds_settings)) else {
-                return Ok(false);
-            };
-            let patch = json!({"metadata": {
-                "resourceVersion": slice.version,
-                "annotations": {SETTINGS: settings},
-            }});
-            let _turn = self.ctx.writes.take(self.namespace.clone()).await;
-            let writer = &self.ctx.shared.writer;
-            match Box::pin(writer.patch_slice(&self.namespace, &slice.name, &patch)).await {
-                Ok(meta) => {
-                    let version = meta.resource_version.unwrap_or_default();
-                    self.store_slice(slice.annotated(version, !settings.is_null()));
-                    return Ok(true);
-                }
-                Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                    self.read_slice(&slice.name).await?;
-                }
-                Err(error) => return Err(error.into()),
+        let slices = self.slices();
+        let Some(slice) = slices.iter().find(|slice| is_so(slice.holds_settings)) else {
+            return Ok(false);
+        };
+        let patch = json!({"metadata": {
+            "resourceVersion": slice.version,
+            "annotations": {SETTINGS: settings},
+        }});
+        let _turn = self.ctx.writes.take(self.namespace.clone()).await;
+        let writer = &self.ctx.shared.writer;
+        match Box::pin(writer.patch_slice(&self.namespace, &slice.name, &patch)).await {
+            Ok(meta) => {
+                let version = meta.resource_version.unwrap_or_default();
+                self.store_slice(slice.annotated(version, !settings.is_null()));
+                Ok(true)
             }
+            Err(error) => Err(self.slice_not_written(&slice.name, error).await),
         }
-        Err(self.kept_changing("EndpointSlices").into())
     }
 }

@@ -6,7 +6,7 @@ use chrono::Utc;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 
-use super::{REPETITIONS, ServiceTarget, WriteObstacle, into_error};
+use super::{MOST_STEPS, ServiceTarget, WriteObstacle, into_error};
 use crate::controllers::load_balancer::ReconcileError;
 use crate::domain::object_fields::rfc3339;
 use crate::domain::vm_backends::endpoint_slices::{
@@ -35,10 +35,10 @@ impl ServiceTarget<'_> {
     ) -> Result<(), WriteObstacle> {
         let touched = self.ctx.shared.views.take_touched(&self.key);
         let mut wrote = false;
-        for _ in 0..REPETITIONS {
+        for _ in 0..MOST_STEPS {
             let (stored, announcing) = (self.slices(), self.announcing_node());
             let endpoints = &backends.endpoints;
-            let SlicePlan { writes, mut complete } = endpoint_slices::plan(
+            let SlicePlan { writes, complete } = endpoint_slices::plan(
                 &self.name,
                 family,
                 ports,
@@ -47,15 +47,10 @@ impl ServiceTarget<'_> {
                 announcing.as_ref(),
             );
             for write in writes {
-                match self.write_slice(family, ports, &write).await {
-                    Ok(()) => wrote = true,
-                    Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                        self.read_slice(write.name()).await?;
-                        complete = false;
-                        break;
-                    }
-                    Err(error) => return Err(error.into()),
+                if let Err(error) = self.write_slice(family, ports, &write).await {
+                    return Err(self.slice_not_written(write.name(), error).await);
                 }
+                wrote = true;
             }
             if complete {
                 if wrote && let Some(touched) = touched {
@@ -65,7 +60,19 @@ impl ServiceTarget<'_> {
                 return Ok(());
             }
         }
-        Err(self.kept_changing("EndpointSlices").into())
+        Err(self.unsettled("EndpointSlices").into())
+    }
+
+    /// Obstacle after a write of the slice `name` failed with `error`. If the slice has changed
+    /// since the view was updated, reads the slice, and the reconcile begins again.
+    pub(super) async fn slice_not_written(&self, name: &str, error: CallError) -> WriteObstacle {
+        match error {
+            CallError::Conflict(_) | CallError::NotFound(_) => match self.read_slice(name).await {
+                Ok(()) => ReconcileError::Outdated.into(),
+                Err(obstacle) => obstacle,
+            },
+            error => error.into(),
+        }
     }
 
     /// Node that announces the Service. `None`: kube-vip has not named the node, or the node's
@@ -175,27 +182,17 @@ impl ServiceTarget<'_> {
     }
 
     pub(super) async fn drop_slices(&self) -> Result<(), ReconcileError> {
-        for _ in 0..REPETITIONS {
-            let slices = self.slices();
-            if slices.is_empty() {
-                return Ok(());
-            }
-            for slice in &slices {
-                let write =
-                    SliceWrite::Delete { name: slice.name.clone(), version: slice.version.clone() };
-                match self.write_slice(AddressFamily::V4, &[], &write).await {
-                    Ok(()) => {}
-                    Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                        match self.read_slice(&slice.name).await {
-                            // The slice is gone, has changed, or is another owner's by now.
-                            Ok(()) | Err(WriteObstacle::ForeignSlice(_)) => {}
-                            Err(obstacle) => return Err(into_error(obstacle)),
-                        }
-                    }
-                    Err(error) => return Err(error.into()),
+        for slice in self.slices() {
+            let write =
+                SliceWrite::Delete { name: slice.name.clone(), version: slice.version.clone() };
+            if let Err(error) = self.write_slice(AddressFamily::V4, &[], &write).await {
+                match self.slice_not_written(&slice.name, error).await {
+                    // The slice is another owner's by now.
+                    WriteObstacle::ForeignSlice(_) => {}
+                    obstacle => return Err(into_error(obstacle)),
                 }
             }
         }
-        Err(self.kept_changing("EndpointSlices").into())
+        Ok(())
     }
 }
