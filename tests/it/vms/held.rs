@@ -72,10 +72,6 @@ async fn a_claim_outlives_the_service_of_a_former_type_that_asks_for_it() -> Res
         cluster.allocated("old").await.map(|claims| claims.is_empty())
     })
     .await?;
-    eventually(SOON, "end of the slices", async || {
-        cluster.slices_of("default", "web").await.map(|slices| slices.is_empty())
-    })
-    .await?;
     cluster.consistent().await
 }
 

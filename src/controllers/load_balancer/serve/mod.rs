@@ -153,12 +153,12 @@ async fn end_service(
     Ok(ServingOutcome { outcome, report, again })
 }
 
-/// Deletes the Service and the slices that a guest load balancer has from a time when it was of type
-/// vm. Harvester's CRD does not refuse a change of the type. While a finalizer delays the deletion,
-/// the ledger keeps the claims of the Service's addresses.
+/// Deletes the Service that a guest load balancer has from a time when it was of type vm, and then
+/// its slices. Harvester's CRD does not refuse a change of the type. While a finalizer delays the
+/// deletion, the ledger keeps the claims of the Service's addresses. After such a delay the slices
+/// stay until the LoadBalancer is deleted: without a Service, they lead nowhere.
 async fn end_former_service(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
-    let at = ServiceTarget::new(lb, ctx);
-    let is_served = at.own().is_some() || !at.slices().is_empty();
+    let is_served = ServiceTarget::new(lb, ctx).own().is_some();
     if is_served { withdraw(lb, ctx).await.map(drop) } else { Ok(()) }
 }
 
