@@ -320,10 +320,11 @@ impl RotationContext {
 }
 
 /// Pause from `now` until `next`, but at most [`LONGEST_PAUSE`]. `next`: time of the next
-/// reconcile. If `next` has passed or is `None`, the pause is [`LONGEST_PAUSE`].
+/// reconcile. If `next` has passed, there is no pause. If `next` is `None`, the pause is
+/// [`LONGEST_PAUSE`].
 fn pause(next: Option<Seconds>, now: Seconds) -> Duration {
-    let left = next.and_then(|at| u64::try_from(at - now).ok()).map(Duration::from_secs);
-    left.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)
+    next.map_or(LONGEST_PAUSE, |at| Duration::from_secs(u64::try_from(at - now).unwrap_or(0)))
+        .min(LONGEST_PAUSE)
 }
 
 async fn reconcile(

@@ -153,9 +153,14 @@ impl RotationRun<'_> {
         self.write_status(next, Some(&ReadyReason::Failed(step, why))).await
     }
 
-    /// Writes the condition Ready of a rotation that has no step to do now. `until`: time of the
-    /// rotation's next step. `None`: no step is planned. Returns the time until the next reconcile.
-    pub(super) async fn wait(&mut self, until: Option<Seconds>) -> Result<Duration, CallError> {
+    /// Writes the condition Ready of a rotation that had no step to do at the time `decided`.
+    /// `until`: time of the rotation's next step. `None`: no step is planned. Returns the time
+    /// until the next reconcile.
+    pub(super) async fn wait(
+        &mut self,
+        until: Option<Seconds>,
+        decided: Seconds,
+    ) -> Result<Duration, CallError> {
         let facts = ReadyFacts {
             second: self.second.clone(),
             unknown: self.unknown.as_ref().map(|one| (one.why.as_str(), one.ready_reason())),
@@ -166,9 +171,10 @@ impl RotationRun<'_> {
         let wants = &self.rotation.spec.target;
         let ready = ReadyReason::of(&self.plan, &self.state, &self.observed(), wants, facts);
         self.write_status(self.state.clone(), ready.as_ref()).await?;
-        let now = self.clock.now();
         let expires = self.rotation.status.as_ref().and_then(status::expiry);
-        let pause = pause(idle::next_reconcile(&self.plan, &self.state, until, expires, now), now);
+        let next = idle::next_reconcile(&self.plan, &self.state, until, expires, decided);
+        // The write of the status takes time, so `next` may have passed by now.
+        let pause = pause(next, self.clock.now());
         // No event reports a change in a Rancher, so the pause until the next read is bounded.
         let most = match &self.session {
             Some(session) if session.unread > 0 => READ_MORE_AFTER,

@@ -95,10 +95,11 @@ impl RotationRun<'_> {
     /// once.
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
         let pending = self.state.pending.clone().unwrap_or_default().name;
-        let (step, name, done) = match decide(&self.plan, &self.state, &self.observed()) {
+        let seen = self.observed();
+        let (step, name, done) = match decide(&self.plan, &self.state, &seen) {
             RotationAction::Write(change, next) => {
                 if let Some(turn) = self.time_until_turn(change, &next) {
-                    return Ok(Some(self.wait(None).await?.min(turn)));
+                    return Ok(Some(self.wait(None, seen.now).await?.min(turn)));
                 }
                 self.record_change(change, *next).await?;
                 return Ok(None);
@@ -124,7 +125,7 @@ impl RotationRun<'_> {
                 self.remove_finalizer().await?;
                 return Ok(Some(super::LONGEST_PAUSE));
             }
-            RotationAction::Wait(until) => return self.wait(until).await.map(Some),
+            RotationAction::Wait(until) => return self.wait(until, seen.now).await.map(Some),
         };
         match done {
             Ok(()) => {}

@@ -1,10 +1,11 @@
 //! Faults during a rotation: the operator is killed after each single write and started again, its
 //! API server fails, conflicts and is slow, and two operators both lead.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::json;
 use testbed::{Proxy, Start, Verdict, eventually};
 
@@ -121,6 +122,35 @@ async fn a_server_that_fails_costs_nothing_but_time() -> Result<()> {
     }
     proxy.clear_rule();
     cluster.one_is_left().await
+}
+
+/// The restart of the workload fails once. So the condition Ready is written in the overlap, and that
+/// write ends after the overlap.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_write_of_the_status_delays_no_revocation() -> Result<()> {
+    let cluster = cluster().await?;
+    let (proxy, _operator) = behind_proxy(&cluster).await?;
+    let restart = json!([{"kind": "Deployment", "name": "ccm"}]);
+    let parts = [("overlapSeconds", json!(4)), ("restartWorkloads", restart)];
+    cluster.rotation(spec(&parts)).await?;
+    cluster.says("first restart", |status| status.restarted_for.is_some()).await?;
+    let is_refused = Arc::new(AtomicBool::new(false));
+    let refused = is_refused.clone();
+    proxy.set_rule(move |call| match call.resource() {
+        Some("deployments") if !is_refused.swap(true, Ordering::Relaxed) => {
+            let message = "no".to_owned();
+            Verdict::Refuse { code: 403, reason: "Forbidden", message }
+        }
+        Some("tokenrotations") if call.is_write() && is_refused.load(Ordering::Relaxed) => {
+            Verdict::Delay(Duration::from_secs(3))
+        }
+        _ => Verdict::Pass,
+    });
+    cluster.annotate("rotate", "1").await?;
+    cluster.published(2).await?;
+    cluster.one_is_left().await?;
+    ensure!(refused.load(Ordering::Relaxed), "no restart failed");
+    Ok(())
 }
 
 /// Two operators, each the leader by a Lease of its own.

@@ -231,7 +231,7 @@ impl Cluster {
 
     /// Waits until the published credential works and no other exists.
     pub(super) async fn one_is_left(&self) -> Result<()> {
-        eventually(LATER, "a single credential", async || {
+        eventually(LATER, "single credential", async || {
             let status = self.status().await?;
             let current = status.current.context("none is current")?.name;
             let bound_secrets = self.bound_secrets().await?;

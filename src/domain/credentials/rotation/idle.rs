@@ -71,16 +71,18 @@ pub(super) fn step_as_recorded(
     ))
 }
 
-/// First time after `now` at which a rotation must be reconciled: the time of its next step
+/// First time after `decided` at which a rotation must be reconciled: the time of its next step
 /// (`until`), or of a change of the condition Expiring. `expires`: earliest expiry of the target's
-/// credentials. The result is `None` if no time is known.
+/// credentials. `decided`: time of the observation that `until` comes from, not a later one. A time
+/// that has passed since then is returned too, because its step is still to be done. The result is
+/// `None` if no time is known.
 pub fn next_reconcile(
     plan: &RotationPlan,
     state: &RotationState,
     until: Option<Seconds>,
     expires: Option<Seconds>,
-    now: Seconds,
+    decided: Seconds,
 ) -> Option<Seconds> {
     let times = [until, expiry::alarm(plan, state, expires), expires];
-    times.into_iter().flatten().filter(|at| *at > now).min()
+    times.into_iter().flatten().filter(|at| *at > decided).min()
 }
