@@ -58,13 +58,15 @@ pub(super) struct ManagedLease {
     /// Next write of the record. `None`: no write is needed, or the write has started.
     pub(super) pending: Option<PendingWrite>,
     pub(super) writing: bool,
-    /// Time of the next attempt to make the link, to write the record or to release the address.
-    /// `None`: no attempt is planned.
+    /// Time at which a failed write is queued again. `None`: no failed write waits.
+    pub(super) rewrite: Option<Duration>,
+    /// Time of the next attempt to make the link or to release the address. `None`: no attempt is
+    /// planned.
     pub(super) retry: Option<Duration>,
     /// Whether the client was asked to release the address.
     pub(super) released: bool,
-    /// Time at which the lease is handled next: the deadline of the client, or `retry` if this is
-    /// earlier.
+    /// Time at which the lease is handled next: the earliest of the client's deadline, `rewrite`
+    /// and `retry`.
     pub(super) deadline: Option<Duration>,
     /// Whether the client has finished, or there is no client and no address to release. Then the
     /// link and the finalizer can be removed.
@@ -118,6 +120,7 @@ impl ManagedLease {
             stored: record.status.unwrap_or_default(),
             pending: None,
             writing: false,
+            rewrite: None,
             retry: None,
             released: false,
             deadline: None,

@@ -81,7 +81,7 @@ impl AgentTerm<'_> {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let client = lease.client.as_ref();
         let deadline = client.and_then(|client| client.deadline().filter(|_| !lease.done));
-        let deadline = deadline.into_iter().chain(lease.retry).min();
+        let deadline = deadline.into_iter().chain(lease.rewrite).chain(lease.retry).min();
         if deadline != lease.deadline {
             if let Some(former) = lease.deadline {
                 self.timers.remove(&(former, mac));

@@ -110,7 +110,7 @@ impl AgentTerm<'_> {
 
     pub(super) fn not_linked(&mut self, mac: Mac, why: String, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
-        if lease.link != LinkState::Making {
+        if lease.link != LinkState::Making || lease.leaving {
             return;
         }
         tracing::warn!(
@@ -124,7 +124,7 @@ impl AgentTerm<'_> {
             self.agent.events.warning(lease.reference(), "LinkFailed", why.clone());
         }
         lease.failures += 1;
-        if lease.pending.is_none() {
+        if lease.pending.is_none() && !lease.writing {
             lease.pending = Some(PendingWrite::LinkFailed(why));
             self.queue.push_back(mac);
         }
@@ -164,22 +164,17 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Does what is due for a lease at its deadline: the planned retry, then the steps of its DHCP
-    /// client.
+    /// Does what is due for a lease at its deadline: the write that failed, the planned retry, then
+    /// the steps of its DHCP client.
     pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
-        if lease.retry.is_some_and(|retry| retry <= now) {
-            lease.retry = None;
-            if lease.leaving && !lease.released {
-                self.reschedule(mac);
-                return self.release_lease(mac);
-            }
-            if lease.link == LinkState::Making {
-                self.take_up(mac);
-            } else if lease.pending.is_some() {
-                self.queue.push_back(mac);
-            }
+        if lease.rewrite.take_if(|at| *at <= now).is_some() {
+            self.queue.push_back(mac);
+        }
+        let retries = lease.retry.take_if(|at| *at <= now).is_some();
+        if retries && (lease.leaving || lease.link == LinkState::Making) {
+            self.take_up(mac);
         }
         let lease = self.leases.get_mut(&mac);
         let said = lease.and_then(|lease| lease.client.as_mut()).map(|client| client.poll(now));
@@ -230,12 +225,13 @@ impl AgentTerm<'_> {
     }
 
     /// Takes the next step to end a lease, if this step is possible now. The order of the steps:
-    /// write the last state into the record, remove the link, remove the finalizer.
+    /// write the last state into the record, remove the link, remove the finalizer. Why the link
+    /// could not be made is no part of the last state.
     pub(super) fn continue_ending(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
-        if lease.gone {
-            lease.pending = None;
-        }
+        lease.pending.take_if(|what| {
+            lease.gone || (lease.leaving && matches!(what, PendingWrite::LinkFailed(_)))
+        });
         if !lease.done || lease.writing || lease.pending.is_some() {
             return;
         }
@@ -258,7 +254,7 @@ impl AgentTerm<'_> {
     pub(super) fn forget(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.client = None;
-        lease.retry = None;
+        (lease.rewrite, lease.retry) = (None, None);
         self.reschedule(mac);
         let Some(lease) = self.leases.remove(&mac) else { return };
         self.names.remove(&lease.title());

@@ -362,3 +362,6 @@ impl<'a> AgentTerm<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

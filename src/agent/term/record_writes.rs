@@ -1,5 +1,8 @@
 //! Writes records to the API server: one write at a time for each lease, and a few at a time in
 //! total.
+//!
+//! Invariant: a pending write is in the queue, or waits for the end of a write that is under way,
+//! or is queued at the time `rewrite` of its lease. The state of the lease's link does not matter.
 
 use std::time::Duration;
 
@@ -95,7 +98,7 @@ impl AgentTerm<'_> {
 
     /// Updates the lease by the outcome of a write. After a success, the lease's client learns that
     /// its record is written. After a failure, the write is tried again, except if the record is
-    /// gone.
+    /// gone. If the lease is ending, takes the next step to end the lease.
     pub(super) fn written(&mut self, written: WriteOutcome) {
         let WriteOutcome { mac, uid, what, outcome, status, fresh } = written;
         let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.uid == uid) else {
@@ -144,9 +147,10 @@ impl AgentTerm<'_> {
         }
         if let Some(lease) = self.leases.get_mut(&mac) {
             lease.pending.get_or_insert(what);
-            lease.retry = Some(clock::now() + PAUSE);
+            lease.rewrite = Some(clock::now() + PAUSE);
         }
         self.reschedule(mac);
+        self.continue_ending(mac);
     }
 
     /// Queues the next write of a lease's record, if one became pending during the last write. If

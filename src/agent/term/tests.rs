@@ -1,0 +1,183 @@
+//! Writes of a record that fail while the link of its lease cannot be made. The agent's interface
+//! does not exist, and the API server refuses every request except those for the network's Lease.
+
+use std::sync::Arc;
+
+use http::{Request, Response, StatusCode};
+use kube::client::{Body, ClientBuilder};
+use serde_json::json;
+use tower::{BoxError, service_fn};
+
+use super::*;
+use crate::agent::AgentSettings;
+use crate::agent::managed_lease::PendingWrite;
+use crate::api::{DHCP_FINALIZER, LeaseState};
+use crate::domain::dhcp::{ClientAction, LeaseRecord, ProbeTiming};
+use crate::domain::leader_election::ElectionPace;
+use crate::k8s::agent_records::RecordClient;
+use crate::k8s::events::EventRecorder;
+use crate::k8s::leadership::{LeaderElector, Leadership};
+use crate::k8s::write::ApiWriter;
+use crate::metrics::Metrics;
+
+const MAC: Mac = Mac([2, 0, 0x5e, 0x10, 0, 1]);
+
+/// Agent that leads.
+async fn leader() -> DhcpAgent {
+    let server = service_fn(|request: Request<Body>| {
+        let is_lease = request.uri().path().contains("coordination.k8s.io");
+        let (code, body) = if is_lease {
+            let lease = json!({
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": {"name": "lease", "resourceVersion": "1"},
+                "spec": {"holderIdentity": "me", "leaseDurationSeconds": 60},
+            });
+            (StatusCode::OK, lease)
+        } else {
+            let status = json!({
+                "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",
+                "message": "refused", "reason": "InternalError", "code": 500,
+            });
+            (StatusCode::INTERNAL_SERVER_ERROR, status)
+        };
+        let mut answer = Response::new(Body::from(body.to_string().into_bytes()));
+        *answer.status_mut() = code;
+        std::future::ready(Ok::<_, BoxError>(answer))
+    });
+    let client = ClientBuilder::new(server, "default").build();
+    let leadership = Arc::new(Leadership::default());
+    let lease = ("default", "lease");
+    let elector = LeaderElector::new(client.clone(), lease, "me".to_owned(), ElectionPace::new(60));
+    let mut leading = leadership.subscribe();
+    tokio::select! {
+        _ = elector.run(&leadership) => {}
+        _ = leading.wait_for(|leads| *leads) => {}
+    }
+    let (metrics, dhcp) = Metrics::agent().unwrap();
+    DhcpAgent {
+        settings: AgentSettings {
+            network: "default/absent".to_owned(),
+            interface: "absent".to_owned(),
+            me: "me".to_owned(),
+            probe: ProbeTiming::OFF,
+            subnets: Arc::default(),
+            keep: false,
+            broadcast: false,
+        },
+        writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
+        events: EventRecorder::start(client.clone(), "me", metrics.clone()),
+        records: RecordClient::new(client, metrics),
+        leadership,
+        dhcp,
+        expiry: Arc::default(),
+    }
+}
+
+/// Term that serves one lease. The report that the lease's link cannot be made is queued.
+async fn term(agent: &DhcpAgent) -> AgentTerm<'_> {
+    let mut term = AgentTerm::begin(agent).await.unwrap();
+    term.complete = true;
+    term.seen(record("1", None));
+    assert_eq!(term.queue.len(), 1);
+    term
+}
+
+/// Event of the lease's record. `deleted`: time at which the deletion of the record was requested.
+fn record(version: &str, deleted: Option<&str>) -> RecordEvent {
+    let record = json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1", "kind": "DHCPLease",
+        "metadata": {
+            "name": "web", "namespace": "default", "uid": "1", "resourceVersion": version,
+            "finalizers": [DHCP_FINALIZER], "deletionTimestamp": deleted,
+        },
+        "spec": {
+            "network": "default/absent", "macAddress": MAC.to_string(), "clientID": "",
+            "hostname": "web",
+        },
+    });
+    RecordEvent::Is(Box::new(serde_json::from_value(record).unwrap()))
+}
+
+/// Handles the next deadline of the lease as if it had come, and returns the deadline. `None`: the
+/// lease has no deadline.
+fn next_deadline(term: &mut AgentTerm<'_>) -> Option<Duration> {
+    let (at, mac) = term.timers.pop_first()?;
+    term.deadline_passed(mac, at);
+    Some(at)
+}
+
+/// Fails the queued write. The next deadline comes during the write: if the link is being made, it
+/// fails again. After the write, there is a pause of a second before the write is queued again.
+async fn fail_write(term: &mut AgentTerm<'_>) {
+    term.write_some();
+    assert_eq!(term.writes.len(), 1);
+    next_deadline(term);
+    term.write_some();
+    let failed = term.writes.join_next().await.unwrap().unwrap();
+    let began = clock::now();
+    term.written(failed);
+    assert!(term.queue.is_empty(), "no pause after the write");
+    let at = (0..9).find_map(|_| next_deadline(term).filter(|_| !term.queue.is_empty()));
+    assert!(at.expect("the write is not queued") >= began + Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn a_failed_report_of_a_link_is_written_again_while_the_link_cannot_be_made() {
+    let agent = leader().await;
+    let mut term = term(&agent).await;
+    for _ in 0..3 {
+        fail_write(&mut term).await;
+        let pending = &term.leases[&MAC].pending;
+        assert!(matches!(pending, Some(PendingWrite::LinkFailed(_))), "{pending:?}");
+    }
+}
+
+/// The state of a client is not lost when the link fails during the write of this state.
+#[tokio::test]
+async fn a_failed_write_of_a_state_is_written_again_while_the_link_cannot_be_made() {
+    let agent = leader().await;
+    let mut term = term(&agent).await;
+    let state = LeaseRecord {
+        serial: 1,
+        state: LeaseState::Bound,
+        lease: None,
+        trouble: None,
+        keeps: false,
+        announced: None,
+        still_announced: None,
+    };
+    term.act(MAC, vec![ClientAction::Record(state)]);
+    for _ in 0..3 {
+        fail_write(&mut term).await;
+        let pending = &term.leases[&MAC].pending;
+        assert!(matches!(pending, Some(PendingWrite::Record(_))), "{pending:?}");
+    }
+}
+
+/// The deletion of the record is requested during the failed write of the report, or after it.
+#[tokio::test]
+async fn a_failed_report_of_a_link_does_not_keep_the_finalizer() {
+    let agent = leader().await;
+    for is_under_way in [true, false] {
+        let mut term = term(&agent).await;
+        let deleted = || record("2", Some("2026-01-01T00:00:00Z"));
+        term.write_some();
+        if is_under_way {
+            term.seen(deleted());
+        }
+        let failed = term.writes.join_next().await.unwrap().unwrap();
+        term.written(failed);
+        if !is_under_way {
+            term.seen(deleted());
+        }
+        assert_eq!(term.leases[&MAC].link, LinkState::Removing, "{is_under_way}");
+        let removed = term.link_worker.done.recv().await.unwrap();
+        term.linked(removed);
+        for _ in 0..3 {
+            assert_eq!(term.queue.len(), 1);
+            let pending = &term.leases[&MAC].pending;
+            assert!(matches!(pending, Some(PendingWrite::Finish)), "{pending:?}");
+            fail_write(&mut term).await;
+        }
+    }
+}
