@@ -94,8 +94,8 @@ pub struct Doubt {
     /// Number of targets whose failures were doubted before, and whose probes now pass again. The
     /// count starts again at zero when a moment is added.
     answered: usize,
-    /// Time at which `answered` became greater than `held`. `None`: this has not happened since the
-    /// last moment was added.
+    /// Time at which `answered` was first observed to be greater than `held`. `None`: this was not
+    /// observed since the last moment was added.
     mending: Option<Duration>,
 }
 
@@ -128,6 +128,10 @@ impl Doubt {
     pub fn answers(&mut self, now: Duration) {
         self.gone();
         self.answered += 1;
+        self.observe_majority(now);
+    }
+
+    fn observe_majority(&mut self, now: Duration) {
         if self.answered > self.held {
             self.mending.get_or_insert(now);
         }
@@ -148,7 +152,9 @@ impl Doubt {
     /// Whether the failures of a doubted target must count as real at `now`. `true`: most of the
     /// doubted targets pass again, and since then, this target has had the time for
     /// `success_threshold` probes. `check`: settings of this target's probes.
-    pub fn is_over_for(&self, check: &CheckSettings, now: Duration) -> bool {
+    pub fn is_over_for(&mut self, check: &CheckSettings, now: Duration) -> bool {
+        // Targets may have been removed since the last one answered.
+        self.observe_majority(now);
         let time = check.period * check.success_threshold + check.timeout;
         self.mending.is_some_and(|since| now >= since + time)
     }

@@ -128,6 +128,10 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
     doubt.answers(s(20));
     doubt.answers(s(21));
     assert!(!doubt.is_over_for(&check, s(1_000)), "half");
+    let mut after_removal = doubt.clone();
+    after_removal.gone();
+    let over = [23, 35, 36].map(|now| after_removal.is_over_for(&check, s(now)));
+    assert_eq!(over, [false, false, true], "a removed target makes the majority");
     doubt.answers(s(22));
     assert_eq!([34, 35].map(|now| doubt.is_over_for(&check, s(now))), [false, true]);
     // The fault spreads to more VMs, so a second moment is added, and the doubt does not end yet.
