@@ -33,7 +33,7 @@ use crate::k8s::calls::{ApiCall, ApiCalls as _};
 /// one call for its Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
-/// LoadBalancer.
+/// LoadBalancer, or whose leased address has another use.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
 /// Delay of the next reconcile of a LoadBalancer whose DHCPLease is not in the view. No event
 /// reports a change or the expiry of such a lease.
@@ -189,23 +189,24 @@ fn record_name(record: &DHCPLease) -> String {
     format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
 }
 
-/// Time until the LoadBalancer must be reconciled because the lease of its address expires. No
-/// event reports the expiry. `None` in these cases:
+/// Moment at which the LoadBalancer must be reconciled because the lease of its address expires. No
+/// event reports the expiry. Precondition: the call comes before [`allocate`], so that an expiry
+/// during the reconcile is not missed. `None` in these cases:
 ///
 /// * The host leases no address for the LoadBalancer.
 /// * The view lacks the record of the lease. [`again`] handles this case.
 /// * The lease never expires, or the address stays published after the expiry.
 /// * The lease had already expired before this reconcile, and [`AGENTS_RETURN`] is over.
-pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
+pub(super) fn ends_at(lb: &LoadBalancer, ctx: &LbContext) -> Option<Instant> {
     if facts::wants_pool(lb) {
         return None;
     }
     let record = ctx.shared.views.record(&facts::name(lb)).filter(|r| !dhcp_lease::keeps(r))?;
     let left = (dhcp_lease::expiry(&record)? - Utc::now().fixed_offset()).to_std();
-    // If the lease has already expired, the expiry was handled, or it is handled when AGENTS_RETURN
-    // is over.
-    let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));
-    left.ok().map(|left| left + Duration::from_millis(10))
+    // If the lease has already expired, this reconcile handles the expiry, or the reconcile when
+    // AGENTS_RETURN is over.
+    let left = left.ok().or_else(|| Some(early(ctx)).filter(|left| !left.is_zero()))?;
+    Instant::now().checked_add(left + Duration::from_millis(10))
 }
 
 /// Time until the LoadBalancer is reconciled again, because no event reports the next change of its
@@ -218,7 +219,8 @@ pub(super) fn again(
     let AddressOutcome::Host(lease) = outcome else { return None };
     match lease {
         Err(NoLease::TakingOver { .. }) => Some(dhcp_lease::TAKEOVER_AGAIN),
-        Err(NoLease::IdentityTaken(_)) => Some(LOOKS_AGAIN),
+        // No event reports that a pool excludes the address, or that the other user is gone.
+        Err(NoLease::IdentityTaken(_) | NoLease::Unusable(_)) => Some(LOOKS_AGAIN),
         // No event reports that the API server would accept the DHCPLease, for example because a
         // ResourceQuota has room again.
         Err(NoLease::Refused(_)) => Some(LONGEST_DELAY),
@@ -299,12 +301,14 @@ mod tests {
         let pending = NoLease::Pending { network: network.clone(), said: None };
         let no_agent = NoLease::NoAgent { network, declared: true };
         let taken = NoLease::IdentityTaken("other".to_owned());
+        let unusable = NoLease::Unusable("in a pool".to_owned());
         let refused = NoLease::Refused("exceeded quota".to_owned());
         for (lease, unseen, seen) in [
             (Ok(lease), Some(UNSEEN_AGAIN), None),
             (Err(pending), Some(UNSEEN_AGAIN), None),
             (Err(no_agent), None, None),
             (Err(taken), Some(LOOKS_AGAIN), Some(LOOKS_AGAIN)),
+            (Err(unusable), Some(LOOKS_AGAIN), Some(LOOKS_AGAIN)),
             (Err(refused), Some(LONGEST_DELAY), Some(LONGEST_DELAY)),
         ] {
             let outcome = AddressOutcome::Host(lease);

@@ -269,6 +269,7 @@ async fn reconcile(
     if facts::is_leaving(&observed.lb) {
         return withdraw(observed, ctx).await;
     }
+    let ends_at = leasing::ends_at(&observed.lb, ctx);
     let outcome = match address::allocate(&observed, ctx).await? {
         Allocation::Done(outcome) => outcome,
         Allocation::Adopt(patch) => {
@@ -290,7 +291,8 @@ async fn reconcile(
         }
         None => Some(VMS_WITHIN),
     };
-    Ok([again, leased, leasing::ends_in(lb, ctx)].into_iter().flatten().min())
+    let ends_in = ends_at.map(|at| at.saturating_duration_since(Instant::now()));
+    Ok([again, leased, ends_in].into_iter().flatten().min())
 }
 
 /// Removes Service, claim and finalizer, in this order. Returns the time until the next pass, while

@@ -234,9 +234,9 @@ impl Views {
     }
 
     /// Enqueues the LoadBalancers on the network of an agent, because the agent's Lease has another
-    /// holder, or none any more. `name` is the name of the Lease. The leader checks each second
-    /// whether an agent serves the network, so the leader can miss a shorter absence of the agent.
-    /// The change of the holder shows that there was such an absence.
+    /// holder, or none any more, or was renewed late. `name` is the name of the Lease. The leader
+    /// checks each second whether an agent serves the network, so the leader can miss a shorter
+    /// absence of the agent. But a LoadBalancer may have been reconciled in this absence.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -304,16 +304,20 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
 
 impl AgentIndex {
     /// Stores the content of the agent's Lease `name`, which was observed at the time `now`. `utc`:
-    /// the same time as a date. Returns whether the holder of the Lease has changed.
+    /// the same time as a date. Returns whether the holder of the Lease has changed, or serves the
+    /// network again after an absence.
     fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
         let since = match self.0.get(name) {
             Some(known) if known.holding == holding => return false,
             None if dhcp_lease::is_left_behind(&holding, utc.fixed_offset()) => None,
             _ => Some(now),
         };
-        let holder = holding.holder.clone();
-        let before = self.0.insert(name.to_owned(), ObservedAgent { holding, since });
-        before.map_or_else(String::new, |before| before.holding.holder) != holder
+        let agent = ObservedAgent { holding, since };
+        let (holder, serves) = (agent.holding.holder.clone(), agent.serves(now));
+        match self.0.insert(name.to_owned(), agent) {
+            Some(before) => before.holding.holder != holder || serves && !before.serves(now),
+            None => !holder.is_empty(),
+        }
     }
 
     /// Removes the agent's Lease `name`. Returns whether the Lease had a holder.

@@ -65,7 +65,7 @@ pub(super) async fn watch(at: InformerContext) {
 
 /// Applies an event of a network to the view. Enqueues the LoadBalancers that depend on the changed
 /// facts of the network. Reports [`ChangeEvent::Networks`] if the network's bridge or VLAN has
-/// changed, or if a list of networks is complete.
+/// changed, if a list of networks is complete, or if it becomes known that there are none.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDefinition>) {
     let views = &at.views;
     match event {
@@ -84,7 +84,14 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDe
             views.notify(ChangeEvent::Networks);
         }
         // The kind is not served where Multus is not installed. Then there are no such networks.
-        ObjectEvent::Refused(status) if is_unserved(&status) => at.done(ViewPart::Networks),
+        ObjectEvent::Refused(status) if is_unserved(&status) => {
+            let is_news = !views.is_listed(ViewPart::Networks);
+            at.done(ViewPart::Networks);
+            // Until now, each network could be the network of any other, so some pools waited.
+            if is_news {
+                views.notify(ChangeEvent::Networks);
+            }
+        }
         ObjectEvent::Refused(_) => {}
     }
 }

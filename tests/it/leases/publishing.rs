@@ -1,5 +1,7 @@
 //! Publication of leased addresses: published, moved, lost, found again.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use chrono::TimeDelta;
 use k8s_openapi::api::core::v1::Service;
@@ -147,6 +149,43 @@ async fn an_address_ends_by_the_clock_when_its_agent_is_silent() -> Result<()> {
     cluster.grant("web", "10.7.0.20").await?;
     cluster.publishes("web", "10.7.0.20").await?;
     Ok(())
+}
+
+/// The lease expires while the operator corrects the Service. The event of that Service has replaced
+/// the reconcile at the expiry.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_ends_by_the_clock_during_a_slow_write() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    create_node(&cluster.client, "node-1", &[], "10.0.0.1").await?;
+    let vm = Vm::new("default", "vm").label("app", "web").nic(Nic::pod("eth0", &["10.9.0.1"]));
+    let _guest = Guest::run(&cluster.client, vm, "node-1").await?;
+    let agent = Agent::start(&cluster, NETWORK).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    cluster.dhcp_lb_with("web", &[], json!({"backendServerSelector": {"app": ["web"]}})).await?;
+    cluster.record("web").await?;
+    // Longer than the first part of a term, in which an address outlives its lease.
+    let end = tokio::time::Instant::now() + Duration::from_secs(30);
+    cluster.grant_for("web", "10.7.0.20", TimeDelta::seconds(30)).await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
+    eventually(SOON, "Service", async || {
+        services.get_opt("web").await.map(|service| service.is_some())
+    })
+    .await?;
+    agent.stop().await?;
+    proxy.set_rule(|call| {
+        let is_slow = call.is_write() && call.resource() == Some("services");
+        // A second less than the operator waits for an answer.
+        if is_slow { Verdict::Delay(Duration::from_secs(4)) } else { Verdict::Pass }
+    });
+    tokio::time::sleep_until(end - Duration::from_secs(2)).await;
+    let ports = json!([{"name": "http", "port": 81, "protocol": "TCP", "targetPort": 8080}]);
+    let changed = Patch::Merge(json!({"spec": {"ports": ports}}));
+    services.patch("web", &PatchParams::default(), &changed).await?;
+    cluster.withdrawn("web", "DHCPLeaseLost").await.map(drop)
 }
 
 /// kube-vip announces for VMs: its Service requests the leased address, follows it, and goes before

@@ -423,7 +423,9 @@ async fn a_kind_that_cannot_be_listed_does_not_hold_up_leases() {
         leases::apply_record(&at, &mut leader.writers.records, refused(code));
         leader.reports(leased_if(is_out_of_reach));
         networks::apply(&at, refused(code));
-        leader.reports(leased_if(is_unserved));
+        leader.reports(if is_unserved { &["networks", "ns/leased"] } else { &[] });
+        networks::apply(&at, refused(code));
+        leader.reports(&[]);
         vms::apply_vm(&at, refused(code));
         leader.reports(leased_if(is_unserved));
         vms::apply_vm(&at, refused(code));

@@ -254,25 +254,32 @@ fn an_agent_that_comes_or_goes_wakes_those_that_lease_on_its_network() {
     leader.reports(&["networks", "ns/leased"]);
     // A tenant can name any network, so only a declared one is watched.
     assert_eq!(leader.views.leasing_networks(), ["ns/lan".to_owned()].into());
-    let lease = |name: &str, holder: &str, renewed: &str| {
+    let lease_of = |seconds: u64, name: &str, holder: &str, renewed: &str| {
         let lease: Lease = read(json!({
             "metadata": {"name": name, "resourceVersion": renewed},
-            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 3, "renewTime": renewed},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": seconds,
+                "renewTime": renewed},
         }));
         leader.views.set_agent(&lease);
     };
+    let lease = |name: &str, holder: &str, renewed: &str| lease_of(600, name, holder, renewed);
     let agent = crate::domain::dhcp_lease::agent_name("ns/lan");
-    lease(&agent, "one", "2026-01-01T00:00:00.000000Z");
+    lease(&agent, "one", "2100-01-01T00:00:00.000000Z");
     leader.reports(&["ns/leased"]);
-    lease(&agent, "one", "2026-01-01T00:00:01.000000Z");
+    lease(&agent, "one", "2100-01-01T00:00:01.000000Z");
     leader.reports(&[]);
-    lease(&agent, "two", "2026-01-01T00:00:02.000000Z");
+    lease(&agent, "two", "2100-01-01T00:00:02.000000Z");
+    leader.reports(&["ns/leased"]);
+    // The Lease is over at once, so the next renewal is late.
+    lease_of(0, &agent, "two", "2100-01-01T00:00:03.000000Z");
+    leader.reports(&[]);
+    lease(&agent, "two", "2100-01-01T00:00:04.000000Z");
     leader.reports(&["ns/leased"]);
     leader.views.remove_agent(&format!("ns/{agent}"));
     leader.reports(&["ns/leased"]);
     leader.views.remove_agent(&format!("ns/{agent}"));
     leader.reports(&[]);
-    lease("another", "one", "2026-01-01T00:00:00.000000Z");
+    lease("another", "one", "2100-01-01T00:00:00.000000Z");
     leader.reports(&[]);
 }
 
