@@ -1,11 +1,12 @@
 //! Kinds that a cluster does not serve, and kinds that are installed later.
 
 use anyhow::{Result, ensure};
+use kube::api::PostParams;
 use serde_json::json;
 use testbed::eventually;
 use testbed::kubevirt::install_kubevirt;
 
-use crate::support::{Cluster, LATER, SOON};
+use crate::support::{Cluster, LATER, SOON, lb};
 
 const VMIS: (&str, &str) = ("virtualmachineinstances", "kubevirt.io");
 const VMS: (&str, &str) = ("virtualmachines", "kubevirt.io");
@@ -29,7 +30,11 @@ async fn a_missing_kind_is_logged_once_and_found_when_it_comes() -> Result<()> {
     let cluster = without(&[VMIS, VMS, NETWORKS]).await?;
     let operator = cluster.operator().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
-    cluster.lb("lb").await?;
+    // No VM determines the network of a guest, so its LoadBalancer waits for none.
+    let mut guest = lb("lb", &json!({"workloadType": "cluster"}))?;
+    let label = ("cloudprovider.harvesterhci.io/cluster".to_owned(), "prod".to_owned());
+    guest.metadata.labels = Some([label].into());
+    cluster.lbs().create(&PostParams::default(), &guest).await?;
     cluster.address("lb").await?;
     let missing = ["VirtualMachineInstance", "VirtualMachine", "NetworkAttachmentDefinition"];
     // Five times for each kind.

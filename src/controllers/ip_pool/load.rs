@@ -77,8 +77,10 @@ impl LedgerTask {
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
             // LoadBalancers whose guest cluster is being removed, or whose namespace was not
-            // observed yet, get no address here. Their own reconcile decides later.
+            // observed yet, or that wait for the list of VMs, get no address here. Their own
+            // reconcile decides later.
             .filter(|lb| self.ctx.views.removal_of(lb).is_none())
+            .filter(|lb| !self.ctx.views.awaits_vms(lb))
             .map(|lb| (lb, self.ctx.views.around(lb)))
             .filter(|(_, around)| around.project != Project::Unknown)
             .map(|(lb, around)| {

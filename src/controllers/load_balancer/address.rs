@@ -33,6 +33,10 @@ pub(super) async fn allocate(
         }
         return Ok(allocation);
     }
+    // The order matters: if the answer is `false`, `around` below includes all VMs.
+    if views.awaits_vms(lb) {
+        return Ok(Allocation::Unobserved);
+    }
     let around = views.around(lb);
     if around.project == Project::Unknown {
         return Ok(Allocation::Unobserved);

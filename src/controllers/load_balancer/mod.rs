@@ -211,8 +211,8 @@ enum Allocation {
     /// Patch of annotations that must be written to the LoadBalancer first, so that the lease of
     /// kube-vip is taken over. The event of the write triggers the next reconcile.
     Adopt(Value),
-    /// A required object was not observed yet. The event of that object triggers the next
-    /// reconcile.
+    /// A required object, or a required list, was not observed yet. The event of that object, or
+    /// the end of that list, triggers the next reconcile.
     Unobserved,
 }
 

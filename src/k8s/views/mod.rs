@@ -139,6 +139,9 @@ struct ViewIndexes {
     /// Whether the list of VirtualMachineInstances was refused because the cluster does not serve
     /// them.
     no_vms: AtomicBool,
+    /// Whether the list of VirtualMachineInstances was refused because the operator's role has no
+    /// right to list them.
+    vms_forbidden: AtomicBool,
     nodes: Mutex<HashMap<String, vms::KnownNode>>,
     networks: Mutex<networks::NetworkIndex>,
     /// Links of nodes for VLANs, from HostNetworkConfigs.
@@ -176,7 +179,8 @@ struct InformerContext {
 
 impl InformerContext {
     /// Records that the first list of `part` is complete. If leased addresses depend on the part,
-    /// enqueues the LoadBalancers that may have a leased address.
+    /// enqueues the LoadBalancers that may have a leased address. If the part is the VMs, also
+    /// enqueues the LoadBalancers whose pool depends on them.
     fn done(&self, part: ViewPart) {
         let is_news = self.synced.send_if_modified(|parts| {
             let before = *parts;
@@ -185,6 +189,9 @@ impl InformerContext {
         });
         if is_news && (LEASING | ViewPart::Vms as u32) & part as u32 != 0 {
             self.views.enqueue_leased_lbs();
+        }
+        if is_news && matches!(part, ViewPart::Vms) {
+            self.views.enqueue_pool_lbs_asking_vms();
         }
     }
 }

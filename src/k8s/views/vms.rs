@@ -14,16 +14,18 @@ use kube_runtime::watcher::Config;
 use super::host_links::CONTROL_PLANE;
 use super::infrastructure::single;
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
+use crate::api::LoadBalancer;
 use crate::api::kubevirt::{
     LAUNCHER, LauncherPod, Node, TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance,
 };
 use crate::domain::dhcp_lease::agent_deployment::LABEL_CLUSTER_NETWORKS;
+use crate::domain::load_balancer::facts;
 use crate::domain::network::infrastructure::Reserved;
 use crate::domain::vm_backends::selector_index::LbKey;
 use crate::domain::vm_backends::vm::{self, Topology};
 use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
-use crate::k8s::informer::{self, ObjectEvent, is_unserved, split_key};
+use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, is_unserved, split_key};
 
 pub(super) async fn watch_vms(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
@@ -41,11 +43,20 @@ pub(super) fn apply_vm(at: &InformerContext, event: ObjectEvent<VirtualMachineIn
         ObjectEvent::Listed(vmi) | ObjectEvent::Changed(vmi) => views.set_vm(&vmi),
         ObjectEvent::Gone(key, _) => views.remove_vm(&key),
         ObjectEvent::Complete => at.done(ViewPart::Vms),
-        // The cluster has no KubeVirt, so no VM determines the network of a guest. Leases need not
-        // wait for a list of VMs.
+        // The cluster has no KubeVirt, so no VM determines the network of a guest. Leases and pools
+        // need not wait for a list of VMs.
         ObjectEvent::Refused(status) if is_unserved(&status) => {
             if !views.index.no_vms.swap(true, Ordering::Relaxed) {
                 views.enqueue_leased_lbs();
+                views.enqueue_pool_lbs_asking_vms();
+            }
+        }
+        // The right to list VMs is missing, so the list may never be complete. Pools do not wait
+        // for it. An API server that has not read the roles yet refuses other lists too, and such a
+        // refusal does not count.
+        ObjectEvent::Refused(status) if is_out_of_reach(&status) && views.is_synced() => {
+            if !views.index.vms_forbidden.swap(true, Ordering::Relaxed) {
+                views.enqueue_pool_lbs_asking_vms();
             }
         }
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -123,6 +134,25 @@ impl Views {
         let (namespace, name) = split_key(key);
         let affected: Vec<LbKey> = lock(&self.index.vms).remove_vm(namespace, name);
         self.enqueue_lbs_of_changed_vms(affected);
+    }
+
+    /// Whether no pool can be chosen for the LoadBalancer yet, because the network of its VMs
+    /// determines the pool and VMs were not listed. VMs count as listed if the operator cannot list
+    /// them.
+    pub fn awaits_vms(&self, lb: &LoadBalancer) -> bool {
+        let is_forbidden = || self.index.vms_forbidden.load(Ordering::Relaxed);
+        let is_known = self.is_listed(ViewPart::Vms) || self.has_no_vms() || is_forbidden();
+        !is_known && facts::needs_vms_for_pool(lb)
+    }
+
+    /// Enqueues every LoadBalancer that takes its address from pools and whose network its VMs
+    /// determine. Some of them wait for the list of VMs ([`Self::awaits_vms`]). The addresses of
+    /// the others are reserved on the network of their VMs.
+    pub(super) fn enqueue_pool_lbs_asking_vms(&self) {
+        let asks =
+            |lb: &LoadBalancer| facts::wants_pool(lb) && facts::asks_vms_for_network(lb).is_some();
+        let lbs = self.load_balancers.state_filter(asks);
+        self.enqueue_lbs(lbs.iter().map(|lb| facts::name(lb)));
     }
 
     pub(super) fn set_node(&self, node: &Node) {

@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
-use testbed::{Proxy, Start, Verdict, eventually};
+use testbed::{Operator, Proxy, Start, Verdict, eventually};
 
 use super::takeover;
 use super::{Agent, FINALIZER, NETWORK, blind};
@@ -298,27 +298,40 @@ async fn an_address_that_was_lost_unseen_is_not_published_again() -> Result<()> 
     cluster.publishes("web", "10.7.0.21").await.map(drop)
 }
 
-/// A LoadBalancer whose VMs determine its network waits until these are listed: a new leader does
-/// not leave an address to the guest because of missing facts.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_names_no_network_waits_for_the_list_of_vms() -> Result<()> {
-    const CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
-    let cluster = Cluster::start().await?;
+/// Creates a VM of guest cluster `prod` on the network, and starts an operator that cannot list VMs
+/// until the rule of the proxy is cleared.
+async fn without_vms(cluster: &Cluster) -> Result<(Proxy, Operator)> {
     create_node(&cluster.client, "node-1", &[], "10.0.0.1").await?;
     let vm = Vm::new("default", "prod-1").label("guestcluster.harvesterhci.io/name", "prod");
     let vm = vm.nic(Nic::attached("nic-1", NETWORK, &["10.7.0.9"]));
-    let _guest = Guest::run(&cluster.client, vm, "node-1").await?;
-    let _agent = Agent::start(&cluster, NETWORK).await?;
+    Guest::run(&cluster.client, vm, "node-1").await?;
     let proxy = Proxy::start(&cluster.bed).await?;
     proxy.set_rule(|call| {
         let vms = call.resource() == Some("virtualmachineinstances");
         if vms { Verdict::Hang } else { Verdict::Pass }
     });
     let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
-    let _operator = cluster.standby(Start { via, ..Start::default() }).await?;
-    let mut unnamed = lb("unnamed", &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
-    unnamed.metadata.labels = Some([(CLUSTER.to_owned(), "prod".to_owned())].into());
-    cluster.lbs().create(&PostParams::default(), &unnamed).await?;
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    Ok((proxy, operator))
+}
+
+/// Creates a LoadBalancer of guest cluster `prod` that names no network.
+async fn unnamed(cluster: &Cluster, name: &str, spec: &Value) -> Result<()> {
+    let mut lb = lb(name, spec)?;
+    let label = ("cloudprovider.harvesterhci.io/cluster".to_owned(), "prod".to_owned());
+    lb.metadata.labels = Some([label].into());
+    cluster.lbs().create(&PostParams::default(), &lb).await?;
+    Ok(())
+}
+
+/// A LoadBalancer whose VMs determine its network waits until these are listed: a new leader does
+/// not leave an address to the guest because of missing facts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_names_no_network_waits_for_the_list_of_vms() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let (proxy, _operator) = without_vms(&cluster).await?;
+    unnamed(&cluster, "unnamed", &json!({"workloadType": "cluster", "ipam": "dhcp"})).await?;
     // A later one that names its network has been reconciled.
     cluster.dhcp_lb("named", &[]).await?;
     cluster.withdrawn("named", "DHCPPending").await?;
@@ -329,4 +342,36 @@ async fn a_guest_that_names_no_network_waits_for_the_list_of_vms() -> Result<()>
     let record = cluster.record("unnamed").await?;
     ensure!(record.spec.network == NETWORK, "{record:?}");
     Ok(())
+}
+
+/// Admission is off, so no annotation names the network. An address of another network's pool would
+/// stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_names_no_network_gets_an_address_of_its_vms_network() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let scope = json!([{"project": "*", "namespace": "default", "guestCluster": "*"}]);
+    cluster.pool_for("nodes", json!({"subnet": "10.1.0.0/24"}), json!({"scope": scope})).await?;
+    let on_network = json!({"network": NETWORK, "scope": scope});
+    cluster.pool_for("vms", json!({"subnet": "10.7.0.0/24"}), on_network).await?;
+    let guest = json!({"workloadType": "cluster"});
+    // The ledgers are loaded with the first one. The second one is only reconciled.
+    unnamed(&cluster, "before", &guest).await?;
+    let (proxy, operator) = without_vms(&cluster).await?;
+    operator.leads().await?;
+    unnamed(&cluster, "after", &guest).await?;
+    // A later one that names its pool does not wait.
+    unnamed(&cluster, "named", &json!({"workloadType": "cluster", "ipPool": "nodes"})).await?;
+    let given = cluster.address("named").await?;
+    ensure!(given.starts_with("10.1.0."), "{given}");
+    for name in ["before", "after"] {
+        let waits = cluster.lbs().get(name).await?;
+        ensure!(address(&waits).is_none(), "{waits:?}");
+    }
+    proxy.clear_rule();
+    proxy.cut_all();
+    for name in ["before", "after"] {
+        let given = cluster.address(name).await?;
+        ensure!(given.starts_with("10.7.0."), "{name}: {given}");
+    }
+    cluster.consistent().await
 }

@@ -150,6 +150,14 @@ pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     annotated.or_else(|| guest_cluster(lb))
 }
 
+/// Whether a pool is to be chosen for the LoadBalancer by the network of its guest cluster's VMs.
+/// `false`: the VMs do not determine the LoadBalancer's network, the LoadBalancer takes no address
+/// from pools or names its pool, or its status publishes a claim.
+pub fn needs_vms_for_pool(lb: &LoadBalancer) -> bool {
+    let is_undecided = wants_pool(lb) && named_pool(lb).is_none() && published(lb).is_none();
+    is_undecided && asks_vms_for_network(lb).is_some()
+}
+
 /// Guest cluster that the guest's cloud provider names in a label of the LoadBalancer. `None`: the
 /// LoadBalancer is of type vm, or there is no name. A cloud provider without a configured name
 /// writes `kubernetes`, which counts as no name.

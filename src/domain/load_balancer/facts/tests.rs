@@ -68,6 +68,32 @@ fn vms_are_asked_for_a_network_only_where_nothing_else_names_one() {
     }
 }
 
+fn publish(lb: &mut LoadBalancer, pool: &str) {
+    let (ip_pool, ip) = (Some(pool.to_owned()), Some("10.0.0.5".to_owned()));
+    let allocated = AllocatedAddress { ip_pool, ip, ..AllocatedAddress::default() };
+    lb.status.get_or_insert_default().allocated_address = Some(allocated);
+}
+
+/// An address that was leased before a change of `spec.ipam` is no claim.
+#[test]
+fn vms_determine_the_pool_of_a_guest_without_network_pool_and_claim() {
+    let needs = |change: fn(&mut LoadBalancer)| {
+        let mut lb = lb(&[], true);
+        lb.metadata.labels = Some(pairs(&[(LABEL_CLUSTER, "guest")]));
+        change(&mut lb);
+        needs_vms_for_pool(&lb)
+    };
+    assert!(needs(|_| ()));
+    assert!(needs(|lb| lb.spec.ip_pool = Some(String::new())));
+    assert!(needs(|lb| publish(lb, "")));
+    assert!(!needs(|lb| publish(lb, "pool")));
+    assert!(!needs(|lb| lb.spec.ip_pool = Some("pool".to_owned())));
+    assert!(!needs(|lb| lb.spec.ipam = Some(Ipam::Dhcp)));
+    assert!(!needs(|lb| lb.spec.workload_type = None));
+    assert!(!needs(|lb| lb.metadata.labels = None));
+    assert!(!needs(|lb| lb.metadata.annotations = Some(pairs(&[(ANNOTATION_NETWORK, "ns/own")]))));
+}
+
 #[test]
 fn the_status_lists_the_addresses_of_backends_and_no_others() {
     let mut lb = lb(&[], false);

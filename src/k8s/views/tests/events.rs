@@ -16,7 +16,7 @@ use crate::k8s::informer::ObjectEvent;
 
 impl LeaderViews {
     /// Inputs of the informers. The server of the client answers no request.
-    fn informer(&self) -> InformerContext {
+    pub(super) fn informer(&self) -> InformerContext {
         let server = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, BoxError>>());
         InformerContext {
             client: ClientBuilder::new(server, "ns").build(),
@@ -32,7 +32,7 @@ fn unlisted<K>(key: &str) -> ObjectEvent<K> {
     ObjectEvent::Gone(key.to_owned(), None)
 }
 
-fn refused<K>(code: u16) -> ObjectEvent<K> {
+pub(super) fn refused<K>(code: u16) -> ObjectEvent<K> {
     ObjectEvent::Refused(Status::failure("no", "").with_code(code).boxed())
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the LoadBalancers that a change enqueues, by the kind of the changed object.
 
+mod awaited_vms;
 mod events;
 
 use k8s_openapi::api::coordination::v1::Lease;

@@ -1,0 +1,66 @@
+//! Tests of the LoadBalancers that wait for the list of VMs before their pool is chosen.
+
+use super::events::refused;
+use super::*;
+use crate::k8s::informer::ObjectEvent;
+
+/// Views in which only the kinds that every address depends on are listed. Of the LoadBalancers,
+/// only `ns/unnamed` needs VMs for its pool. `ns/of-pool` names its pool, but not its network.
+fn without_vms() -> LeaderViews {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    let guest = json!({"workloadType": "cluster"});
+    leader.lb("ns/unnamed", &json!({}), &guest);
+    leader.lb("ns/on-lan", &json!({ANNOTATION_NETWORK: "ns/lan"}), &guest);
+    leader.lb("ns/of-pool", &json!({}), &json!({"workloadType": "cluster", "ipPool": "p"}));
+    leader.writers.listed.send_replace(ADDRESSES);
+    leader
+}
+
+/// Names of the LoadBalancers that wait.
+fn waiting(leader: &LeaderViews) -> Vec<String> {
+    let views = &leader.views;
+    let waiting = views.load_balancers.state_filter(|lb| views.awaits_vms(lb));
+    waiting.iter().map(|lb| facts::name(lb)).collect()
+}
+
+#[tokio::test]
+async fn the_first_list_of_vms_wakes_those_that_take_their_network_from_vms() {
+    let leader = without_vms();
+    let at = leader.informer();
+    assert_eq!(waiting(&leader), ["ns/unnamed"]);
+    vms::apply_vm(&at, ObjectEvent::Complete);
+    leader.reports(&["ns/of-pool", "ns/unnamed"]);
+    assert!(waiting(&leader).is_empty());
+    vms::apply_vm(&at, ObjectEvent::Complete);
+    leader.reports(&[]);
+}
+
+#[tokio::test]
+async fn nothing_waits_for_vms_that_cannot_be_listed() {
+    for (code, is_out_of_reach) in [(404, true), (403, true), (500, false)] {
+        let leader = without_vms();
+        let at = leader.informer();
+        let woken: &[&str] = if is_out_of_reach { &["ns/of-pool", "ns/unnamed"] } else { &[] };
+        vms::apply_vm(&at, refused(code));
+        leader.reports(woken);
+        assert_eq!(waiting(&leader).is_empty(), is_out_of_reach, "{code}");
+        vms::apply_vm(&at, refused(code));
+        leader.reports(&[]);
+    }
+}
+
+/// An API server that has not read the roles yet refuses the lists of all kinds.
+#[tokio::test]
+async fn a_refusal_that_concerns_all_kinds_ends_no_wait() {
+    let leader = without_vms();
+    let at = leader.informer();
+    leader.writers.listed.send_replace(0);
+    vms::apply_vm(&at, refused(403));
+    leader.reports(&[]);
+    assert_eq!(waiting(&leader), ["ns/unnamed"]);
+    leader.writers.listed.send_replace(ADDRESSES);
+    vms::apply_vm(&at, refused(403));
+    leader.reports(&["ns/of-pool", "ns/unnamed"]);
+    assert!(waiting(&leader).is_empty());
+}
