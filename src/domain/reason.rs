@@ -74,6 +74,8 @@ pub enum NoAddressReason {
         /// VM of the guest cluster that shows the removal, `namespace/name`.
         vm: String,
     },
+    /// The VMs of the guest cluster determine the LoadBalancer's network, and VMs cannot be listed.
+    NetworkUnknown,
 }
 
 impl NoAddressReason {
@@ -88,13 +90,14 @@ impl NoAddressReason {
             Self::NetworkMismatch { .. } => "NetworkMismatch",
             Self::NotReady { .. } => "IPPoolNotReady",
             Self::ClusterRemoved { .. } => "GuestClusterRemoved",
+            Self::NetworkUnknown => "NetworkUnknown",
         }
     }
 
     /// Whether this reason contains the name of the pool `name`.
     pub fn names(&self, name: &str) -> bool {
         match self {
-            Self::NoMatch { .. } | Self::ClusterRemoved { .. } => false,
+            Self::NoMatch { .. } | Self::ClusterRemoved { .. } | Self::NetworkUnknown => false,
             Self::Full { pools } => pools.iter().any(|pool| pool == name),
             Self::OwnAddress { pool, .. }
             | Self::LedgerFull { pool }
@@ -151,6 +154,7 @@ impl NoAddressReason {
             Self::ClusterRemoved { cluster, vm } => format!(
                 "the vm {vm} shows guest cluster {cluster} is being removed: its LoadBalancers get no new address until its VMs are gone"
             ),
+            Self::NetworkUnknown => "virtual machines cannot be listed, and those of the guest cluster determine the load balancer's network: check that KubeVirt works, or name the network or spec.ipPool".to_owned(),
         }
     }
 }
@@ -384,7 +388,7 @@ pub fn other_controller(holder: &str) -> String {
 }
 
 /// Reasons of [`NoAddressReason`].
-const WAITS: [&str; 8] = [
+const WAITS: [&str; 9] = [
     "NoMatchedIPPool",
     "NoAvailableIP",
     "IPPoolLedgerFull",
@@ -393,6 +397,7 @@ const WAITS: [&str; 8] = [
     "NetworkMismatch",
     "IPPoolNotReady",
     "GuestClusterRemoved",
+    "NetworkUnknown",
 ];
 
 /// Whether the reason is one of [`NoAddressReason`]. A LoadBalancer with such a reason has no

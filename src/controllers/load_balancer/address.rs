@@ -12,7 +12,8 @@ use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason::NoAddressReason;
 
 /// Allocates the LoadBalancer's address: by a claim in an IPPool's ledger, or by a DHCPLease. A
-/// LoadBalancer without an address gets none while its guest cluster is being removed.
+/// LoadBalancer without an address gets none while its guest cluster is being removed, or while VMs
+/// determine its network and are not listed.
 pub(super) async fn allocate(
     observed: &ObservedLb,
     ctx: &LbContext,
@@ -33,9 +34,12 @@ pub(super) async fn allocate(
         }
         return Ok(allocation);
     }
-    // The order matters: if the answer is `false`, `around` below includes all VMs.
+    // The order matters: if VMs are listed by now, `around` below includes all VMs.
     if views.awaits_vms(lb) {
-        return Ok(Allocation::Unobserved);
+        if !ctx.vms_overdue() {
+            return Ok(Allocation::Unobserved);
+        }
+        return refuse(observed, NoAddressReason::NetworkUnknown, ctx).await.map(Allocation::Done);
     }
     let around = views.around(lb);
     if around.project == Project::Unknown {
@@ -70,8 +74,8 @@ async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, Reco
     Ok(true)
 }
 
-/// Gives no address to a LoadBalancer without an address, because its guest cluster is being
-/// removed. Releases the LoadBalancer's claim in the ledger. Fails with
+/// Gives no address to a LoadBalancer without an address. Releases the LoadBalancer's claim or
+/// waiting request in the ledger. Fails with
 /// [`ReconcileError::Outdated`] if the object is from a view, because an address that the view does
 /// not show yet must stay. `why`: the reported reason.
 async fn refuse(

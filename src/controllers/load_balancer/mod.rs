@@ -276,7 +276,8 @@ async fn reconcile(
             Box::pin(publish::annotate(&observed.lb, &patch, ctx)).await?;
             return Ok(None);
         }
-        Allocation::Unobserved => return Ok(None),
+        // After this time, a list of VMs that is still missing is reported.
+        Allocation::Unobserved => return Ok((!ctx.vms_overdue()).then_some(VMS_WITHIN)),
     };
     let lb = &observed.lb;
     let _turn = large_turn(&observed, ctx).await;
