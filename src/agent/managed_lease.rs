@@ -58,7 +58,7 @@ pub(super) struct ManagedLease {
     /// Next write of the record. `None`: no write is needed, or the write has started.
     pub(super) pending: Option<PendingWrite>,
     pub(super) writing: bool,
-    /// Time at which a failed write is queued again. `None`: no failed write waits.
+    /// Time at which a failed write is queued again. `None`: no such time is set.
     pub(super) rewrite: Option<Duration>,
     /// Time of the next attempt to make the link or to release the address. `None`: no attempt is
     /// planned.

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use self::client_actions::EASE;
 use self::record_writes::WriteOutcome;
 use super::link_worker::{JobOutcome, LinkJob, LinkWorker};
-use super::managed_lease::{LinkState, ManagedLease};
+use super::managed_lease::{LinkState, ManagedLease, PendingWrite};
 use super::netlink::{KernelLink, KernelLinks, LinkChange, LinkChanges, name};
 use super::packet_socket::PacketSocket;
 use super::{DhcpAgent, clock};
@@ -347,6 +347,7 @@ impl<'a> AgentTerm<'a> {
                 if lease.link == LinkState::Making {
                     lease.link = LinkState::There;
                     lease.failures = 0;
+                    lease.pending.take_if(|what| matches!(what, PendingWrite::LinkFailed(_)));
                     self.start(mac);
                 }
             }

@@ -10,7 +10,6 @@ use tower::{BoxError, service_fn};
 
 use super::*;
 use crate::agent::AgentSettings;
-use crate::agent::managed_lease::PendingWrite;
 use crate::api::{DHCP_FINALIZER, LeaseState};
 use crate::domain::dhcp::{ClientAction, LeaseRecord, ProbeTiming};
 use crate::domain::leader_election::ElectionPace;

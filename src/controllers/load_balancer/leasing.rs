@@ -33,7 +33,7 @@ use crate::k8s::calls::{ApiCall, ApiCalls as _};
 /// one call for its Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
-/// LoadBalancer, or whose leased address has another use.
+/// LoadBalancer, or whose leased address must not be published.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
 /// Delay of the next reconcile of a LoadBalancer whose DHCPLease is not in the view. No event
 /// reports a change or the expiry of such a lease.
@@ -77,7 +77,10 @@ pub(super) async fn allocate(
             }
             // A new address is published only from a record that was just read, because the lease
             // may have ended since the view was updated.
-            LeasingStep::Take(_) => None,
+            LeasingStep::Take(lease) => match views.unless_in_the_way(lb, lease) {
+                Ok(_) => None,
+                Err(why) => return host(Err(why)),
+            },
             LeasingStep::Create => match create(lb, &cluster, &network, ctx).await {
                 Ok(created) => Some(created),
                 Err(why) => return host(Err(why)),
