@@ -1,35 +1,53 @@
 //! Release of the Lease by a process that ends.
 
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
 use super::{LeaderElector, Leadership, LeadershipState};
 use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 use crate::k8s::{CALL_DEADLINE, CallError};
 
+/// Pause between two attempts to release the Lease.
+const AGAIN: Duration = Duration::from_millis(100);
+
 impl LeaderElector {
     /// Releases the Lease, so that the next leader need not wait until the Lease expires. Does
-    /// nothing if this process does not lead.
+    /// nothing if this process does not lead. Repeats a failed attempt, because a renewal that was
+    /// sent before may be stored between the read and the write of the attempt.
     pub async fn release(&self, leadership: &Leadership) {
         if !*leadership.leading.borrow() {
             return;
         }
         leadership.give_up();
         leadership.set(LeadershipState::Lost);
-        // The process is ending, so both calls together get the deadline of one call.
-        let calls = self.api.within(CALL_DEADLINE / 2);
+        let mut last = None;
         let released = async {
-            let mut lease = calls.call_get(&self.name).await?;
-            let Some(spec) = lease.spec.as_mut() else { return Ok(()) };
-            if spec.holder_identity.as_deref() == Some(&self.me) {
-                spec.holder_identity = Some(String::new());
-                calls.call_replace(&self.name, &lease).await?;
+            while let Err(error) = self.try_release().await {
+                last = Some(error);
+                sleep(AGAIN).await;
             }
-            Ok::<(), CallError>(())
         };
-        match released.await {
-            Ok(()) => tracing::info!(lease = self.key, "Lease released"),
-            Err(error) => {
-                let lease = &self.key;
-                tracing::warn!(%error, lease, "Lease not released; it expires by itself");
-            }
+        let lease = &self.key;
+        // The process is ending, so all attempts together get the deadline of one call.
+        if timeout(CALL_DEADLINE, released).await.is_ok() {
+            tracing::info!(lease, "Lease released");
+        } else {
+            let error = last.map_or_else(|| "no answer".to_owned(), |error| error.to_string());
+            tracing::warn!(error, lease, "Lease not released; it expires by itself");
         }
+    }
+
+    /// Makes one attempt to release the Lease. Success means that this process does not hold the
+    /// Lease any more. A renewal that is stored later is refused, because its version is older.
+    async fn try_release(&self) -> Result<(), CallError> {
+        let calls = self.api.within(CALL_DEADLINE / 2);
+        let Some(mut lease) = calls.call_get_opt(&self.name).await? else { return Ok(()) };
+        let Some(spec) = lease.spec.as_mut() else { return Ok(()) };
+        if spec.holder_identity.as_deref() == Some(&self.me) {
+            spec.holder_identity = Some(String::new());
+            calls.call_replace(&self.name, &lease).await?;
+        }
+        Ok(())
     }
 }

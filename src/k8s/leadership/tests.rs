@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use http::{Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
+use kube::core::Status;
 use serde_json::json;
 use tower::{BoxError, service_fn};
 
@@ -19,17 +20,81 @@ fn elector(version: &Arc<AtomicU64>) -> (LeaderElector, Arc<AtomicUsize>) {
         if request.method() != Method::GET {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        let lease = json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": {"name": "lease", "resourceVersion": version.load(Ordering::Relaxed).to_string()},
-            "spec": {"holderIdentity": "me", "leaseDurationSeconds": 3},
-        });
-        let answer = Response::new(Body::from(lease.to_string().into_bytes()));
+        let answer = lease(version.load(Ordering::Relaxed), "me");
         std::future::ready(Ok::<_, BoxError>(answer))
     });
-    let client = ClientBuilder::new(server, "kube-system").build();
+    (elector_of(ClientBuilder::new(server, "kube-system").build()), writes)
+}
+
+/// Answer with the Lease in the version `version`, which `holder` holds.
+fn lease(version: u64, holder: &str) -> Response<Body> {
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "lease", "resourceVersion": version.to_string()},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 3},
+    });
+    Response::new(Body::from(lease.to_string().into_bytes()))
+}
+
+fn elector_of(client: Client) -> LeaderElector {
     let lease = ("kube-system", "lease");
-    (LeaderElector::new(client, lease, "me".to_owned(), ElectionPace::new(3)), writes)
+    LeaderElector::new(client, lease, "me".to_owned(), ElectionPace::new(3))
+}
+
+/// Event at the first write of the Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FirstWrite {
+    /// A renewal that was sent before is stored before the write.
+    Renewed,
+    /// Another process takes the Lease before the write.
+    Taken,
+    /// The connection ends before the write is stored.
+    Lost,
+    /// The connection ends after the write was stored.
+    Unanswered,
+}
+
+/// Lease of a server that compares versions.
+struct StoredLease {
+    version: u64,
+    holder: String,
+    writes: usize,
+}
+
+/// Answers a read or a write of the Lease.
+async fn answer(
+    stored: Arc<Mutex<StoredLease>>,
+    event: FirstWrite,
+    request: Request<Body>,
+) -> Result<Response<Body>, BoxError> {
+    let is_write = request.method() == Method::PUT;
+    let body = request.into_body().collect_bytes().await?;
+    let mut stored = lock(&stored);
+    if is_write {
+        let written: Lease = serde_json::from_slice(&body)?;
+        stored.writes += 1;
+        let event = Some(event).filter(|_| stored.writes == 1);
+        match event {
+            Some(FirstWrite::Renewed) => stored.version += 1,
+            Some(FirstWrite::Taken) => {
+                stored.version += 1;
+                stored.holder = "other".to_owned();
+            }
+            Some(FirstWrite::Lost) => return Err("the connection ended".into()),
+            Some(FirstWrite::Unanswered) | None => {}
+        }
+        if written.metadata.resource_version != Some(stored.version.to_string()) {
+            let status = json!(Status::failure("no", "Conflict").with_code(409));
+            let body = Body::from(status.to_string().into_bytes());
+            return Ok(Response::builder().status(409).body(body)?);
+        }
+        stored.version += 1;
+        stored.holder = written.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        if event == Some(FirstWrite::Unanswered) {
+            return Err("the connection ended".into());
+        }
+    }
+    Ok(lease(stored.version, &stored.holder))
 }
 
 #[tokio::test]
@@ -62,4 +127,27 @@ async fn a_leader_that_ends_releases_the_lease() {
     }
     elector.release(&leadership).await;
     assert_eq!(writes.load(Ordering::Relaxed), 2, "one renewal, one release");
+}
+
+#[tokio::test]
+async fn a_release_is_repeated_until_the_lease_is_not_held() {
+    for (event, holder, writes) in [
+        (FirstWrite::Renewed, "", 2),
+        (FirstWrite::Taken, "other", 1),
+        (FirstWrite::Lost, "", 2),
+        (FirstWrite::Unanswered, "", 1),
+    ] {
+        let first = StoredLease { version: 10, holder: "me".to_owned(), writes: 0 };
+        let stored = Arc::new(Mutex::new(first));
+        let shared = stored.clone();
+        let server =
+            service_fn(move |request: Request<Body>| answer(shared.clone(), event, request));
+        let elector = elector_of(ClientBuilder::new(server, "kube-system").build());
+        let leadership = Leadership::default();
+        leadership.hold_until(leadership.now() + Duration::from_mins(1));
+        elector.release(&leadership).await;
+        assert!(!leadership.is_current());
+        let stored = lock(&stored);
+        assert_eq!((stored.holder.as_str(), stored.writes), (holder, writes), "{event:?}");
+    }
 }
