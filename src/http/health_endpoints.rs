@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 /// Longest time without an attempt to read the Lease. After a longer time, the process counts as
 /// stuck, and `/healthz` fails. A read that fails is an attempt too. So no pod is restarted because
 /// the API server does not answer.
-const LONGEST_SILENCE: Duration = Duration::from_mins(1);
+pub const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
 /// Rate limit of gathering metrics: 20 times without a pause, then once every 200 ms.

@@ -18,7 +18,9 @@ use crate::k8s::trimmed::TrimmedLb;
 
 /// Time after which no further attempt is made to record the published addresses. The first
 /// attempts may fail, because an API server refuses calls at its start until it has read the roles.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The published addresses are lost with the process, so the time is nearly as long as the process
+/// may live: nothing reads the Lease any more, and `/healthz` fails after a minute of that.
+const PATIENCE: Duration = Duration::from_secs(50);
 /// Pause between two attempts to record the published addresses.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Value of the annotation that makes a pool keep claims without a LoadBalancer.
@@ -73,4 +75,16 @@ async fn try_keep(
     let kept = changes.iter().filter(|change| change.fate == RestoreOutcome::Kept).count();
     tracing::warn!(kept, changes = changes.len(), "compared LoadBalancers with the restored etcd");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::health_endpoints::LONGEST_SILENCE;
+    use crate::k8s::CALL_DEADLINE;
+
+    #[test]
+    fn the_last_attempt_begins_before_the_process_counts_as_stuck() {
+        assert!(PATIENCE + CALL_DEADLINE < LONGEST_SILENCE);
+    }
 }
