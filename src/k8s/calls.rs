@@ -10,6 +10,7 @@ use kube::{Api, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::paging::{TRIES, with_page_deadline};
 use super::{CALL_DEADLINE, CallError};
 
 /// Name of a call in errors: for most calls, the HTTP method and the path of the request.
@@ -76,12 +77,24 @@ pub(crate) async fn run_call<T>(
     }
 }
 
+/// Runs one call for a list, as [`run_call`] does. If `params` requests a page, `deadline` is the
+/// deadline of each try: a page that is late is requested again with fewer objects.
+fn run_list<T>(
+    deadline: Duration,
+    params: &ListParams,
+    name: impl FnOnce() -> ApiCall,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> impl Future<Output = Result<T, CallError>> {
+    let tries = if params.limit.is_some() { TRIES } else { 1 };
+    run_call(deadline * tries, name, with_page_deadline(deadline, call))
+}
+
 /// Reads of the objects of one kind. Each method whose name begins with `call_` sends one call.
 pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     /// Client for the objects of the kind.
     fn api(&self) -> &Api<K>;
 
-    /// Deadline of each call.
+    /// Deadline of each call. For a page of a list, it is the deadline of each try.
     fn deadline(&self) -> Duration;
 
     /// Client for the same objects, with the deadline `deadline` for each call.
@@ -123,7 +136,7 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
 
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
         let name = || ApiCall::new(format!("GET {}", self.api().resource_url()));
-        run_call(self.deadline(), name, self.api().list(params)).await
+        run_list(self.deadline(), params, name, self.api().list(params)).await
     }
 
     async fn call_list_metadata(
@@ -131,7 +144,7 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         params: &ListParams,
     ) -> Result<ObjectList<PartialObjectMeta<K>>, CallError> {
         let name = || ApiCall::new(format!("GET {}", self.api().resource_url()));
-        run_call(self.deadline(), name, self.api().list_metadata(params)).await
+        run_list(self.deadline(), params, name, self.api().list_metadata(params)).await
     }
 }
 

@@ -74,11 +74,13 @@ use self::calls::{ApiCall, FailedCall};
 use crate::metrics::Metrics;
 
 /// Deadline of one call. When the deadline has passed without an answer, it is unknown whether the
-/// call had an effect.
+/// call had an effect. For a page of a list, it is the deadline of each try: a page that is late is
+/// requested again with fewer objects ([`paging`]).
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Largest number of objects in one page of a list. The API server may have to convert all of them
-/// within the call's deadline. Pages of large objects have fewer ([`paging`]).
+/// within the call's deadline. Pages of large objects, and pages that were late, have fewer
+/// ([`paging`]).
 pub const PAGE: u32 = 200;
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,

@@ -7,11 +7,14 @@
 //!
 //! The API server reads all objects of a page before it sends the first byte, and answers too late
 //! if the page has many large ones. A list that begins again would come to the same page. So a page
-//! with more objects than the first is requested again with fewer objects if it fails.
+//! with more objects than the first is requested again with fewer objects if it fails. A call that
+//! has a deadline has it for each page ([`with_page_deadline`]): a page that is late is requested
+//! again with fewer objects, down to one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -19,6 +22,8 @@ use http::{Method, Request, Response, Uri};
 use http_body::Body as HttpBody;
 use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
 use kube::client::Body;
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt as _};
 
 use crate::locks::lock;
@@ -32,15 +37,34 @@ const FIRST_PAGE: u64 = 50;
 const GROWTH: u64 = 2;
 /// Divisor of the number of objects when a page was too large, or has failed.
 const CUT: u64 = 4;
+/// Factor of the pause after a page that was late, or has failed. The pause is longer than after a
+/// page that was too large, because a try that is late takes the whole deadline.
+const LONG_PAUSE: u64 = 8;
+/// Largest number of tries for one page of [`super::PAGE`] objects, each with fewer objects.
+pub(super) const TRIES: u32 = 5;
+
+tokio::task_local! {
+    /// Deadline of a page with more than one object. Not set in the lists of informers.
+    static PAGE_DEADLINE: Duration;
+}
+
+/// Runs `call` with the deadline `deadline` for each try of a page that has more than one object. A
+/// page of one object is cut no further, so the caller sets a deadline of the whole call.
+pub(super) fn with_page_deadline<T>(
+    deadline: Duration,
+    call: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    PAGE_DEADLINE.scope(deadline, call)
+}
 
 /// Size of the next page of a list.
 #[derive(Clone, Copy, Debug)]
 struct PageSize {
     /// Number of objects to request.
     limit: u64,
-    /// Number of objects before `limit` may grow again. The last page that was cut began with these
-    /// objects. Without this pause, each large object after small ones would be requested again and
-    /// again with the small ones.
+    /// Number of objects before `limit` may grow again: those of the last page that was cut, or
+    /// [`LONG_PAUSE`] times as many. Without this pause, each large object after small ones would be
+    /// requested again and again with the small ones.
     pause: u64,
 }
 
@@ -60,14 +84,16 @@ impl PageSize {
         Self { limit: fits.clamp(1, most), pause }
     }
 
-    /// Size of the same page after a page of this size was too large, or has failed.
-    fn cut(self) -> Self {
-        Self { limit: (self.limit / CUT).max(1), pause: self.limit }
-    }
-
-    /// Whether a page of this size that ended with `error` is requested again with fewer objects.
-    fn may_be_cut(self, error: &BoxError) -> bool {
-        self.limit > FIRST_PAGE || error.is::<LengthLimitError>()
+    /// Size of the same page after a page of this size ended with `error`: too large, late, or
+    /// failed. `None`: the page is not requested again.
+    fn cut(self, error: &BoxError) -> Option<Self> {
+        let limit = (self.limit / CUT).max(1);
+        if error.is::<LengthLimitError>() {
+            return Some(Self { limit, pause: self.limit });
+        }
+        let pause = self.limit.saturating_mul(LONG_PAUSE);
+        let is_cut = self.limit > FIRST_PAGE || error.is::<Elapsed>();
+        is_cut.then_some(Self { limit, pause })
     }
 }
 
@@ -120,30 +146,48 @@ where
                 let mut fitted = request.clone();
                 fitted.uri = with_limit(&request.uri, size.limit)?;
                 let fitted = Request::from_parts(fitted, Body::empty());
-                let answer = match inner.ready().await?.call(fitted).await {
-                    Err(error) if size.may_be_cut(&error) => {
-                        size = size.cut();
-                        continue;
+                let page = request_page(&mut inner, fitted, size.limit);
+                let deadline = PAGE_DEADLINE.try_get().ok().filter(|_| size.limit > 1);
+                let answer = match deadline {
+                    Some(deadline) => {
+                        timeout(deadline, page).await.unwrap_or_else(|late| Err(late.into()))
                     }
-                    answer => answer?,
+                    None => page.await,
                 };
-                let (answer, body) = answer.into_parts();
-                if !answer.status.is_success() {
-                    return Ok(Response::from_parts(answer, Either::Right(body)));
-                }
-                let longest = if size.limit > 1 { LARGEST_PAGE } else { usize::MAX };
-                match Limited::new(body, longest).collect().await {
-                    Ok(page) => {
-                        let page = page.to_bytes();
+                match answer.map(Response::into_parts) {
+                    Ok((answer, Either::Left(page))) => {
                         lock(&sizes).insert(path.to_owned(), size.next(page.len()));
                         return Ok(Response::from_parts(answer, Either::Left(Full::new(page))));
                     }
-                    Err(error) if size.may_be_cut(&error) => size = size.cut(),
-                    Err(error) => return Err(error),
+                    Ok((answer, Either::Right(body))) => {
+                        return Ok(Response::from_parts(answer, Either::Right(body)));
+                    }
+                    Err(error) => size = size.cut(&error).ok_or(error)?,
                 }
             }
         })
     }
+}
+
+/// Requests a page with at most `limit` objects, and reads it to its end. Fails if the page has
+/// several objects and more than [`LARGEST_PAGE`] bytes. The body of a refusal is not read.
+async fn request_page<S, B>(
+    inner: &mut S,
+    request: Request<Body>,
+    limit: u64,
+) -> Result<Response<Either<Bytes, B>>, BoxError>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    B: HttpBody<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let (answer, body) = inner.ready().await?.call(request).await?.into_parts();
+    if !answer.status.is_success() {
+        return Ok(Response::from_parts(answer, Either::Right(body)));
+    }
+    let longest = if limit > 1 { LARGEST_PAGE } else { usize::MAX };
+    let page = Limited::new(body, longest).collect().await?.to_bytes();
+    Ok(Response::from_parts(answer, Either::Left(page)))
 }
 
 /// `limit` in the query. `None`: the request is not for a page of a list, or `limit` is 0, which
@@ -176,11 +220,14 @@ mod tests {
     use kube::Api;
     use kube::api::ListParams;
     use kube::client::ClientBuilder;
+    use kube::core::ObjectList;
     use proptest::prelude::*;
     use serde_json::json;
     use tower::{layer::layer_fn, service_fn};
 
     use super::*;
+    use crate::k8s::calls::ApiCalls as _;
+    use crate::k8s::{CallError, PAGE};
 
     /// Requests that the server got: the `limit` of each, and the size of the answer in bytes.
     type Served = Arc<Mutex<Vec<(u64, usize)>>>;
@@ -189,6 +236,10 @@ mod tests {
 
     /// Largest number of objects of 10 kB and more in a page that the server sends in time.
     const IN_TIME: usize = 110;
+
+    /// Size of an object that is slow to read: a page with more than [`QUICK`] of them never comes.
+    const SLOW: usize = 2;
+    const QUICK: usize = 20;
 
     /// Client of a server that has ConfigMaps with contents of these sizes. The server has
     /// forgotten all continue tokens for the object `forgotten` and later ones. A page with more
@@ -214,7 +265,11 @@ mod tests {
             let status = if start < forgotten { StatusCode::OK } else { StatusCode::GONE };
             let answer = Response::builder().status(status).body(Body::from(list.into_bytes()));
             let large = sizes[start..end].iter().filter(|size| **size >= 10_000).count();
+            let slow = sizes[start..end].iter().filter(|size| **size == SLOW).count();
             async move {
+                if slow > QUICK {
+                    std::future::pending::<()>().await;
+                }
                 if large > IN_TIME {
                     return Err("no answer in time".into());
                 }
@@ -227,10 +282,17 @@ mod tests {
 
     /// Names of the objects in a list that is read page by page, with at most 500 objects in each.
     async fn names(api: &Api<ConfigMap>) -> Result<Vec<String>, kube::Error> {
+        names_in(async |params: &ListParams| api.list(params).await).await
+    }
+
+    /// Names as [`names`] returns them. `list` reads a page.
+    async fn names_in<E>(
+        list: impl AsyncFn(&ListParams) -> Result<ObjectList<ConfigMap>, E>,
+    ) -> Result<Vec<String>, E> {
         let mut params = ListParams::default().limit(500);
         let mut names = Vec::new();
         loop {
-            let page = api.list(&params).await?;
+            let page = list(&params).await?;
             names.extend(page.items.into_iter().filter_map(|map| map.metadata.name));
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
@@ -283,8 +345,45 @@ mod tests {
         let (api, served) = maps([vec![100; 150], vec![10_000; 120]].concat(), usize::MAX);
         assert_eq!(names(&api).await.unwrap().len(), 270);
         assert_eq!(limits(&served), [50, 100, 200, 50, 50, 50]);
-        let is_repeated = PageSize::first().may_be_cut(&"no answer in time".into());
-        assert!(!is_repeated, "the caller must learn at once that the server is away");
+        let repeated = PageSize::first().cut(&"no answer in time".into());
+        assert!(repeated.is_none(), "the caller must learn at once that the server is away");
+    }
+
+    #[tokio::test]
+    async fn a_page_that_is_late_is_requested_again_with_fewer_objects() {
+        let (api, served) = maps(vec![SLOW; 300], usize::MAX);
+        let calls = api.within(Duration::from_millis(100));
+        let listed = names_in(async |params: &ListParams| calls.call_list(params).await).await;
+        assert_eq!(listed.unwrap().len(), 300);
+        assert_eq!(limits(&served), [vec![50], vec![12; 25]].concat());
+    }
+
+    #[tokio::test]
+    async fn a_page_of_one_object_that_is_late_ends_with_the_error() {
+        let silent = service_fn(|_: Request<Body>| {
+            std::future::pending::<Result<Response<Body>, BoxError>>()
+        });
+        let layer = layer_fn(FittedPages::new);
+        let client = ClientBuilder::new(silent, "default").with_layer(&layer).build();
+        let (api, deadline) = (Api::<ConfigMap>::all(client), Duration::from_millis(20));
+        let params = ListParams::default().limit(PAGE);
+        let late = api.within(deadline).call_list(&params).await.unwrap_err();
+        assert!(
+            matches!(late, CallError::Timeout { within, .. } if within == deadline * TRIES),
+            "{late}"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_last_try_of_the_largest_page_has_one_object() {
+        let never = timeout(Duration::ZERO, std::future::pending::<()>());
+        let late = BoxError::from(never.await.unwrap_err());
+        let largest = PageSize { limit: PAGE.into(), pause: 0 };
+        let cut = |size: &PageSize| size.cut(&late).filter(|_| size.limit > 1);
+        let tries: Vec<u64> =
+            std::iter::successors(Some(largest), cut).map(|size| size.limit).collect();
+        assert_eq!(tries, [200, 50, 12, 3, 1]);
+        assert_eq!(u32::try_from(tries.len()), Ok(TRIES));
     }
 
     /// The caller begins the list again. What the API server answers is for the caller.
