@@ -22,7 +22,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Proxy, Stalls, Start, Verdict, client_from, eventually};
 
-use crate::support::{Cluster, SOON, address, beside_bare_writes, ready, shows};
+use crate::support::{Cluster, SOON, address, beside_bare_writes, ready, rest, shows};
 
 /// Limit of the time to an address, whichever controller leads, if the API server answers at once.
 const MOST: Duration = Duration::from_secs(15);
@@ -132,6 +132,7 @@ impl Go {
     pub(crate) async fn lead(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         loop {
+            let began = Instant::now();
             if let Ok(mut lease) = leases.get(LEASE).await {
                 let spec = lease.spec.as_mut().context("no spec")?;
                 let is_ours = spec.holder_identity.as_deref() == Some(GO);
@@ -149,17 +150,24 @@ impl Go {
                     }
                 }
             }
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            // Its Lease lasts 45 s, far longer than the longest rest.
+            rest(Duration::from_millis(300), began).await;
         }
     }
 
-    /// Releases the Lease, as at its end (`ReleaseOnCancel`).
+    /// Releases the Lease if it holds it, as at its end (`ReleaseOnCancel`). A renewal that was under
+    /// way when `lead` was ended may come in between: the release is repeated.
     pub(crate) async fn release(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
-        let mut lease = leases.get(LEASE).await?;
-        lease.spec = serde_json::from_value(json!({"leaseDurationSeconds": 1}))?;
-        leases.replace(LEASE, &PostParams::default(), &lease).await?;
-        Ok(())
+        eventually(SOON, "release of the Go controller's Lease", async || {
+            if self.holds().await? {
+                let mut lease = leases.get(LEASE).await?;
+                lease.spec = serde_json::from_value(json!({"leaseDurationSeconds": 1}))?;
+                leases.replace(LEASE, &PostParams::default(), &lease).await?;
+            }
+            anyhow::Ok(true)
+        })
+        .await
     }
 
     fn lbs(&self) -> Api<LoadBalancer> {

@@ -13,7 +13,7 @@ use testbed::{Start, eventually};
 
 use crate::admission::itself;
 use crate::forms::serve_as_harvester_does;
-use crate::support::{Cluster, SOON, ready, shows};
+use crate::support::{Cluster, LATER, SOON, ready, shows};
 
 /// Name of the LoadBalancer of VMs. The others are of a guest cluster.
 const VM: &str = "vm";
@@ -277,7 +277,7 @@ async fn what_was_published_before_etcd_was_restored_is_given_to_no_other() -> R
     cluster.robbed();
     cluster.bed.restore(backup).await?;
     for replica in [&mut leader, &mut standby] {
-        let status = replica.process.wait(SOON).await?;
+        let status = replica.process.wait(LATER).await?;
         let log = replica.process.log();
         ensure!(!status.success() && log.contains("resourceVersion went back from"), "{log}");
         // A released Lease would be newer for the other replica than the one that it read before.

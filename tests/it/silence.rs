@@ -11,7 +11,9 @@ use crate::support::{Cluster, SERVED_AGAIN, beside_bare_writes, shows};
 async fn behind(cluster: &Cluster) -> Result<(Proxy, Operator)> {
     let proxy = Proxy::start(&cluster.bed).await?;
     let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
-    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    // Long enough that a slow machine does not end the term: the limit is that of an address.
+    let options = ["--lease-duration", "30"].map(str::to_owned).to_vec();
+    let operator = cluster.standby(Start { via, options, ..Start::default() }).await?;
     operator.leads().await?;
     Ok((proxy, operator))
 }

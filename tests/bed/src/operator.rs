@@ -178,6 +178,7 @@ impl Operator {
             self.get("/readyz").await.map(|(code, _)| code == 200)
         })
         .await
+        .with_context(|| self.recent_log())
     }
 
     /// Waits until the operator leads and its ledgers are loaded.
@@ -187,6 +188,14 @@ impl Operator {
             self.process.log().contains("ledgers loaded")
         })
         .await
+        .with_context(|| self.recent_log())
+    }
+
+    /// Last lines of its log, for the error of a wait.
+    pub fn recent_log(&self) -> String {
+        let log = self.process.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
     /// Sum of a metric's series whose line contains all the given parts.

@@ -52,13 +52,6 @@ async fn serves(operator: &Operator, end: Duration) -> Result<()> {
     .await
 }
 
-/// Last lines of an operator's log, for the error of a wait.
-fn recent_log(operator: &Operator) -> String {
-    let log = operator.process.log();
-    let lines: Vec<&str> = log.lines().rev().take(12).collect();
-    lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -77,9 +70,15 @@ async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()>
         renewals += 1;
     }
     let sent = load.end().await?;
-    let asked = answered(&operators[0]).await? + answered(&operators[1]).await?;
+    let passed = f64::from(u32::try_from(sent.passed())?);
+    // A replica may count an answer a moment after the API server has it.
+    let asked = eventually(SOON, "count of all answers", async || {
+        let asked = answered(&operators[0]).await? + answered(&operators[1]).await?;
+        ensure!(asked >= passed, "{asked} answered, {passed} passed");
+        anyhow::Ok(Some(asked))
+    })
+    .await?;
     println!("serving certificate renewed {renewals} times: {sent}, {asked} answered");
-    ensure!(asked >= 1_000.0, "{asked} answered");
     Ok(())
 }
 
@@ -177,7 +176,7 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
         cluster.store(data).await?;
         for (operator, so_far) in operators.iter().zip(so_far) {
             eventually(SOON, &format!("{what} certificate in use"), async || {
-                if adopted(operator) > so_far { Ok(true) } else { Err(recent_log(operator)) }
+                if adopted(operator) > so_far { Ok(true) } else { Err(operator.recent_log()) }
             })
             .await?;
         }

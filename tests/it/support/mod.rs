@@ -8,7 +8,7 @@ mod pools;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -20,7 +20,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Operator, Shared, Start, eventually};
 
-pub(crate) use self::floor::{SERVED_AGAIN, beside_bare_writes};
+pub(crate) use self::floor::{BareWrites, SERVED_AGAIN, beside_bare_writes};
 pub(crate) use self::operators::{nothing_failed, shows, unanswered, writes};
 pub(crate) use self::pools::pool;
 
@@ -28,6 +28,8 @@ pub(crate) use self::pools::pool;
 pub(crate) const SOON: Duration = Duration::from_mins(2);
 /// Deadline for bursts.
 pub(crate) const LATER: Duration = Duration::from_mins(5);
+/// Longest pause of a stand-in after a long round.
+const LONGEST_REST: Duration = Duration::from_secs(2);
 /// Number of equal reads, and their interval, after which no change is under way.
 const QUIET: (u32, Duration) = (15, Duration::from_millis(200));
 /// Terms of leadership that outlive a stall of the machine of some seconds. Tests of the end of a
@@ -271,6 +273,12 @@ pub(crate) fn ready(lb: &LoadBalancer) -> (String, String, String) {
     status.conditions.into_iter().find(|c| c.type_ == "Ready").map_or_else(Default::default, |c| {
         (format!("{:?}", c.status), c.reason.unwrap_or_default(), c.message.unwrap_or_default())
     })
+}
+
+/// Pauses a stand-in that polls: for a tick, or for as long as its last round took, so that it leaves a
+/// slow machine time for others.
+pub(crate) async fn rest(tick: Duration, began: Instant) {
+    tokio::time::sleep(tick.max(began.elapsed().min(LONGEST_REST))).await;
 }
 
 /// Waits until a value is the same for some reads: no change is under way then.

@@ -1,6 +1,6 @@
 //! Metrics and log of an operator.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use testbed::{Operator, eventually};
 
 use super::SOON;
@@ -23,6 +23,7 @@ pub(crate) async fn shows(
         if is(found) { Ok(Some(found)) } else { Err(found.to_string()) }
     })
     .await
+    .with_context(|| operator.recent_log())
 }
 
 /// Number of the operator's calls without an answer in time, which a stall of the machine causes.

@@ -51,6 +51,27 @@ fn status(error: &anyhow::Error) -> Option<&Status> {
     }
 }
 
+/// Whether an error is no refusal: no answer, a failure of the API server or of its call of a webhook,
+/// or a kind that is not served for a moment.
+fn is_passing(error: &anyhow::Error) -> bool {
+    match error.downcast_ref() {
+        Some(kube::Error::Api(status)) => status.code >= 500 || [404, 429].contains(&status.code),
+        Some(kube::Error::HyperError(_) | kube::Error::Service(_)) => true,
+        _ => false,
+    }
+}
+
+/// Creates a LoadBalancer, and tries again unless it is refused, as clients do: a change of a CRD
+/// interrupts its kind for a moment.
+pub(super) async fn created(cluster: &Cluster, name: &str) -> Result<()> {
+    eventually(SOON, &format!("creation of {name}"), async || match cluster.lb(name).await {
+        Err(error) if is_passing(&error) => Err(format!("{error:#}")),
+        Err(error) if status(&error).is_some_and(Status::is_already_exists) => Ok(Some(Ok(()))),
+        made => Ok(Some(made.map(drop))),
+    })
+    .await?
+}
+
 /// Creates and deletes LoadBalancers one after the other, and returns the longest time to an address.
 async fn guest(
     cluster: &Cluster,
@@ -62,12 +83,7 @@ async fn guest(
     while !over.load(Ordering::Relaxed) || served.load(Ordering::Relaxed) < GUESTS {
         let name = format!("guest-{number}-{round}");
         let since = Instant::now();
-        // A change of a CRD interrupts its kind for a moment: clients try again.
-        eventually(SOON, &format!("creation of {name}"), async || match cluster.lb(&name).await {
-            Err(error) if status(&error).is_some_and(Status::is_already_exists) => Ok(true),
-            made => made.map(|_| true),
-        })
-        .await?;
+        created(cluster, &name).await?;
         cluster.address(&name).await?;
         longest = longest.max(stalls.elapsed(since));
         eventually(SOON, &format!("deletion of {name}"), async || {
@@ -183,7 +199,7 @@ async fn a_crd_that_was_replaced_is_put_back_where_that_is_allowed() -> Result<(
     let options = vec!["--repair-crds".to_owned()];
     let operator = cluster.standby(Start { options, ..Start::default() }).await?;
     operator.leads().await?;
-    cluster.lb("a").await?;
+    created(&cluster, "a").await?;
     cluster.address("a").await?;
     shows(&operator, "hgo_crd_replaced", &[IP_POOLS], |replaced| replaced == 0.0).await?;
     ensure!(!is_ours().await?, "Harvester's form was replaced");
@@ -200,13 +216,13 @@ async fn a_crd_that_was_replaced_is_put_back_where_that_is_allowed() -> Result<(
     ensure!(record["release"] == json!(["harvester", "h"]), "{record}");
     eventually(SOON, "no condition", async || said(&cluster).await.map(|said| said.is_none()))
         .await?;
-    cluster.lb("b").await?;
+    created(&cluster, "b").await?;
     cluster.address("b").await?;
 
     put(&cluster, IP_POOLS, &theirs).await?;
     eventually(SOON, "the pool's condition", async || said(&cluster).await).await?;
     shows(&operator, "hgo_crd_replaced", &[IP_POOLS], |replaced| replaced == 1.0).await?;
-    cluster.lb("c").await?;
+    created(&cluster, "c").await?;
     cluster.address("c").await?;
     ensure!(operator.metric("hgo_crd_repairs_total", &[IP_POOLS]).await? == 1.0, "in turns");
     let unique: BTreeSet<String> = cluster.addresses().await?.into_values().collect();

@@ -14,6 +14,7 @@ use testbed::kubevirt::{self, Vm};
 use testbed::{Stalls, eventually};
 
 use super::harvester::{FINALIZERS, Harvester};
+use super::upgrades::created;
 use crate::other_controller::REMOVAL_FAILS;
 use crate::support::{Cluster, LATER, SERVED_AGAIN, SOON, beside_bare_writes};
 
@@ -136,7 +137,7 @@ async fn guests(cluster: &Cluster, stalls: &Stalls, over: &AtomicBool) -> Result
     while !over.load(Ordering::Relaxed) {
         let name = format!("guest-{number}");
         let since = Instant::now();
-        cluster.lb(&name).await?;
+        created(cluster, &name).await?;
         cluster.address(&name).await?;
         let took = stalls.elapsed(since);
         longest = longest.max(took);

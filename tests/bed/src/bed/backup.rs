@@ -14,7 +14,7 @@ use crate::daemons::{API_SERVER, CONTROLLER_MANAGER, ETCD};
 use crate::{eventually, proc_fs};
 
 /// Longest time that a daemon may take to start or to end.
-const PATIENCE: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(5);
 const DATA: &str = "etcd.data";
 
 /// A copy of etcd's data.

@@ -12,6 +12,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use anyhow::Result;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
@@ -28,7 +29,7 @@ use tokio::task::JoinHandle;
 use super::{CONTROLLER, FINALIZERS, NAMESPACE, OPERATOR, TICK, WEBHOOK};
 use super::{charts, has_finalizer, machines};
 use crate::other_controller::Go;
-use crate::support::{Cluster, SOON};
+use crate::support::{Cluster, SOON, rest};
 
 const CONFIGURATION: &str = WEBHOOK;
 
@@ -60,9 +61,10 @@ pub(super) fn play(
     tokio::task::spawn_blocking(move || {
         Handle::current().block_on(async move {
             while !ended.load(Ordering::Relaxed) {
+                let began = Instant::now();
                 // A conflict with the command is tried again, as by every controller.
                 drop(carry_out(&cluster, &running, &go).await);
-                tokio::time::sleep(TICK).await;
+                rest(TICK, began).await;
             }
         });
     });
@@ -138,15 +140,14 @@ async fn controller(
     if !wanted && let Some(task) = running.go.take() {
         task.abort();
         drop(task.await);
-        if go.holds().await? {
-            go.release().await?;
-        }
+        go.release().await?;
     }
     Ok(())
 }
 
 async fn adds_finalizers(client: Client) -> Result<()> {
     loop {
+        let began = Instant::now();
         for (api, finalizer) in machines(&client).into_iter().zip(FINALIZERS) {
             // A failed list is repeated, as by an informer.
             let machines = api.list_metadata(&ListParams::default()).await;
@@ -165,7 +166,7 @@ async fn adds_finalizers(client: Client) -> Result<()> {
             }
         }
         // A test may have a thousand of them.
-        tokio::time::sleep(3 * TICK).await;
+        rest(3 * TICK, began).await;
     }
 }
 
@@ -202,6 +203,7 @@ async fn register(client: &Client) -> Result<()> {
 pub(super) async fn fleet(client: Client) {
     let mut installed = (1, 1);
     loop {
+        let began = Instant::now();
         if let Ok(chart) = charts(&client).get("harvester").await {
             let values = &chart.data["spec"]["values"]["harvester-load-balancer"];
             let says = |value: &Value| value.as_i64().unwrap_or(1);
@@ -210,7 +212,7 @@ pub(super) async fn fleet(client: Client) {
                 installed = now;
             }
         }
-        tokio::time::sleep(TICK).await;
+        rest(TICK, began).await;
     }
 }
 
