@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use super::calls::ApiCalls as _;
 use super::guard::Guard;
 use super::read_only::RefusedReads;
+use super::takeover::PATIENCE;
 use super::trimmed::TrimmedLb;
 use super::views::Views;
 use super::{CallError, PAGE};
@@ -43,7 +44,8 @@ pub struct ReadResult {
     pub removals: BTreeMap<String, NoAddressReason>,
     /// Views of all objects, including those other than pools and LoadBalancers.
     pub views: Views,
-    /// Resources whose list was not complete in time. Their objects may be missing in `views`.
+    /// Resources whose list was not complete in time, or whose read failed. Their objects may be
+    /// missing in `views` and in `imported`.
     pub late: Vec<&'static str>,
 }
 
@@ -71,8 +73,12 @@ pub async fn read(
     let is_refused = |verb: &str, resource: &str| {
         refusals.all().keys().any(|read| read.verb == verb && read.resource == resource)
     };
-    let late = views.listed_within_reach(LISTED, is_refused).await;
+    let mut late = views.listed_within_reach(LISTED, is_refused).await;
     let imported = imported(client, &pools, &load_balancers).await;
+    if imported.is_err() && !late.contains(&"configmaps") {
+        late.push("configmaps");
+    }
+    let imported = imported.unwrap_or_default();
     let names = imported.iter().map(kube::ResourceExt::name_any).collect();
     pools.extend(imported);
     let removals: BTreeMap<String, NoAddressReason> = load_balancers
@@ -97,25 +103,34 @@ pub async fn read(
 }
 
 /// Pools that the operator would make from kube-vip's ConfigMap before it allocates the first
-/// address. Empty if the ConfigMap does not exist, cannot be read, or was imported before.
-async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<IPPool> {
+/// address. Empty if the ConfigMap does not exist or was imported before, or if the API server
+/// refuses the read, which [`RefusedReads`] records.
+async fn imported(
+    client: &Client,
+    pools: &[IPPool],
+    lbs: &[LoadBalancer],
+) -> Result<Vec<IPPool>, CallError> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), kube_vip_import::NAMESPACE);
-    let Ok(Some(map)) = maps.call_get_opt(kube_vip_import::NAME).await else { return Vec::new() };
-    if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
-        return Vec::new();
-    }
+    let map = match maps.within(PATIENCE).call_get_opt(kube_vip_import::NAME).await {
+        Err(error) if error.refusal().is_some() => None,
+        map => map?,
+    };
+    let is_done = |map: &ConfigMap| {
+        map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true")
+    };
+    let Some(map) = map.filter(|map| !is_done(map)) else { return Ok(Vec::new()) };
     let known = ImportFacts::new(pools.to_vec(), facts::addresses(lbs));
     let import = kube_vip_import::plan(&map.data.unwrap_or_default(), &known);
     let new = import.pools.into_iter().filter(|pool| !pool.there);
-    new.map(|new| {
+    let pools = new.map(|new| {
         let mut pool = IPPool::new(&new.name, new.spec);
         // Of two pools in conflict, the older one stays in use. A pool that does not exist yet
         // counts as the youngest.
         pool.metadata.creation_timestamp = Some(Time(Timestamp::now()));
         pool.status.get_or_insert_default().allocated_history = new.history;
         pool
-    })
-    .collect()
+    });
+    Ok(pools.collect())
 }
 
 /// Value of `status.allocatedAddress.ip` of each LoadBalancer, by the LoadBalancer's
@@ -159,7 +174,7 @@ where
     let mut params = ListParams::default().limit(PAGE);
     let mut items = Vec::new();
     loop {
-        let page = api.call_list(&params).await?;
+        let page = api.within(PATIENCE).call_list(&params).await?;
         for object in page.items {
             match object.0 {
                 Ok(object) => items.push(object),
@@ -176,6 +191,26 @@ where
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
             None => return Ok(items),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::k8s::tests::changing_client;
+
+    #[tokio::test]
+    async fn a_failed_read_of_kube_vips_configmap_is_not_an_empty_configmap() {
+        for (code, reason, is_known) in [
+            (404, "NotFound", true),
+            (403, "Forbidden", true),
+            (429, "TooManyRequests", false),
+            (503, "ServiceUnavailable", false),
+        ] {
+            let client = changing_client(code, code, reason);
+            let pools = imported(&client, &[], &[]).await;
+            assert_eq!(pools.is_ok(), is_known, "{code}: {pools:?}");
         }
     }
 }

@@ -2,19 +2,20 @@
 //! Go controller. The command works with the rights of the account that runs it: a person's
 //! account, or the account of the chart's Job. The command changes nothing without `--apply`.
 
-use std::collections::BTreeMap;
+mod execution;
+
 use std::io::Write as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use kube::Client;
 
+use self::execution::PlanExecution;
 use super::ConnectionOptions;
 use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::preview::unread;
 use crate::domain::takeover::forecast::forecast;
 use crate::domain::takeover::report;
-use crate::domain::takeover::steps::{Direction, TakeoverState, TakeoverStep};
+use crate::domain::takeover::steps::Direction;
 use crate::k8s::takeover::{NamespaceAndName, TakeoverClient};
 use crate::k8s::{client, stored_objects};
 use crate::metrics::Metrics;
@@ -22,13 +23,6 @@ use crate::metrics::Metrics;
 /// Longest time to establish a connection to the API server. An API server that is silent during
 /// the TLS handshake has no shorter limit.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Interval between two reads of the state while a step waits.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Longest wait of one step. This time exceeds 45 s, because the Lease of a killed Go controller
-/// lasts 45 s.
-const LONGEST: Duration = Duration::from_mins(3);
-/// Interval between two lines of progress.
-const PROGRESS: Duration = Duration::from_secs(2);
 
 /// Options of `takeover`.
 #[derive(Clone, Debug, clap::Args)]
@@ -88,7 +82,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
         reader.clone()
     };
     let takeover = TakeoverClient {
-        client: client.clone(),
+        client,
         controller: args.controller.clone(),
         chart: args.managed_chart.clone(),
         lease: (namespace.to_owned(), name.to_owned()),
@@ -123,107 +117,9 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     }
     // Refuses the whole plan before the first write if one of its steps is not possible.
     direction.plan(&state).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
-    Box::pin(apply(&takeover, direction, &client, args.finalizers_per_second)).await
-}
-
-async fn apply(
-    takeover: &TakeoverClient,
-    direction: Direction,
-    client: &Client,
-    per_second: u16,
-) -> anyhow::Result<()> {
-    let before = stored_objects::addresses(client).await?;
-    let began = Instant::now();
-    let mut current: Option<(TakeoverStep, Instant)> = None;
-    print("\n")?;
-    while let Some((step, state)) = Box::pin(next(takeover, direction)).await? {
-        let is_news = current.as_ref().is_none_or(|(last, _)| *last != step);
-        if is_news {
-            print(&format!(
-                "{:>4}s  {}\n",
-                began.elapsed().as_secs(),
-                report::sentence(&step, &state)
-            ))?;
-            current = Some((step.clone(), Instant::now()));
-        }
-        let since = current.as_ref().map_or(began, |(_, since)| *since);
-        if since.elapsed() > LONGEST {
-            bail!(
-                "this step has not ended after {} s: {}. The steps before it are done. To go on \
-                 from here, run the same command again",
-                LONGEST.as_secs(),
-                report::sentence(&step, &state)
-            );
-        }
-        match &step {
-            TakeoverStep::RemoveFinalizers(all) => {
-                remove_finalizers(takeover, *all, per_second).await?;
-            }
-            step if step.waits() => {}
-            step => takeover.carry_out(step).await?,
-        }
-        if step.waits() || !is_news {
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
-    }
-    let after = stored_objects::addresses(client).await?;
-    print(&format!("{:>4}s  done\n\n{}", began.elapsed().as_secs(), compared(&before, &after)))
-}
-
-/// Returns the next step, and the state from which the step was chosen. `None`: no step is left.
-/// VMs with finalizers are counted only when no other step is left.
-async fn next(
-    takeover: &TakeoverClient,
-    direction: Direction,
-) -> anyhow::Result<Option<(TakeoverStep, TakeoverState)>> {
-    let mut state = Box::pin(takeover.state()).await?;
-    let decide = |state: &TakeoverState| {
-        direction.next(state).map_err(|refusal| anyhow::anyhow!("{refusal}"))
-    };
-    let mut step = decide(&state)?;
-    if step.is_none() && direction != Direction::Undo {
-        state.finalizers = takeover.finalizers().await?;
-        step = decide(&state)?;
-    }
-    Ok(step.map(|step| (step, state)))
-}
-
-async fn remove_finalizers(
-    takeover: &TakeoverClient,
-    all: usize,
-    per_second: u16,
-) -> anyhow::Result<()> {
-    let began = Instant::now();
-    let mut last = began;
-    takeover
-        .remove_finalizers(per_second, |done| {
-            if last.elapsed() >= PROGRESS {
-                last = Instant::now();
-                let line =
-                    format!("       {done} of {all} after {} s\n", began.elapsed().as_secs());
-                // An error of this output is ignored, so that a closed terminal does not stop the
-                // removal.
-                drop(print(&line));
-            }
-        })
-        .await
-}
-
-/// Text with the number of unchanged addresses, and one line for each address that has changed.
-/// `before`: map from a LoadBalancer's name to its address before the plan was carried out.
-/// `after`: the same map afterwards.
-fn compared(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
-    let lost = before.iter().filter(|(name, address)| after.get(*name) != Some(*address));
-    let lines: Vec<String> = lost
-        .map(|(name, address)| {
-            let now = after.get(name).map_or("none", String::as_str);
-            format!("  LoadBalancer {name}: {address} before, {now} now\n")
-        })
-        .collect();
-    let same = before.len() - lines.len();
-    let mut text = format!("{same} of {} addresses are as before\n", before.len());
-    text.extend(lines);
-    text
+    let mut output = std::io::stdout();
+    let per_second = args.finalizers_per_second;
+    Box::pin(PlanExecution::new(&takeover, direction, per_second, &mut output).run()).await
 }
 
 fn namespace_and_name(text: &str) -> Result<NamespaceAndName, String> {

@@ -68,9 +68,14 @@ impl TakeoverClient {
     }
 
     /// Restores the former versions of a CRD, which are recorded in its annotation
-    /// [`ANNOTATION_FORM`].
+    /// [`ANNOTATION_FORM`]. Has no effect without this annotation: an earlier write without an
+    /// answer may have restored the versions.
     pub(super) async fn restore(&self, name: &str) -> anyhow::Result<()> {
-        let stored = serde_json::to_value(self.definition(name).await?)?;
+        let stored = self.definition(name).await?;
+        if !stored.annotations().contains_key(ANNOTATION_FORM) {
+            return Ok(());
+        }
+        let stored = serde_json::to_value(stored)?;
         let patch = restored(&stored).with_context(|| {
             format!(
                 "cannot restore the former form of CRD {name}, because its annotation \

@@ -10,14 +10,15 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 
-use super::{PATIENCE, TakeoverClient};
+use super::{PATIENCE, TakeoverClient, may_pass};
 use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use crate::domain::object_fields::finalizers::removal_patch;
 use crate::domain::takeover::steps::VM_FINALIZERS;
 use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 use crate::k8s::{CallError, PAGE};
 
-/// Maximum number of objects whose finalizers are being removed at the same time.
+/// Maximum number of objects whose finalizers are being removed at the same time. Also the maximum
+/// number of failed removals after which the others are still tried.
 const AT_A_TIME: usize = 16;
 
 impl TakeoverClient {
@@ -29,7 +30,8 @@ impl TakeoverClient {
     /// Removes [`VM_FINALIZERS`] from every VirtualMachine and VirtualMachineInstance, at a rate of
     /// at most `per_second` objects a second. After each object, calls `done` with the number of
     /// objects changed so far. If another client has changed or deleted an object since the objects
-    /// were listed, this object is not counted, and not tried again.
+    /// were listed, this object is not counted, and not tried again. Goes on after a few errors
+    /// that may pass, but fails in the end with the last of them, because their objects are left.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,
@@ -51,12 +53,17 @@ impl TakeoverClient {
             }
         });
         let mut written = Box::pin(writes.buffer_unordered(AT_A_TIME));
-        let mut count = 0;
+        let (mut count, mut failed) = (0, Vec::new());
         while let Some(result) = written.next().await {
-            count += usize::from(result?);
-            done(count);
+            match result {
+                Err(error) if failed.len() < AT_A_TIME && may_pass(&error) => failed.push(error),
+                result => {
+                    count += usize::from(result?);
+                    done(count);
+                }
+            }
         }
-        Ok(())
+        failed.pop().map_or(Ok(()), Err)
     }
 
     /// Removes [`VM_FINALIZERS`] from one object. Returns whether the object was changed.

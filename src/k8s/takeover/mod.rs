@@ -6,6 +6,7 @@
 //!   decision was based on. Exception: the annotation that keeps a CRD.
 //! * A write also records the state before the change, if a later step can restore that state.
 //! * A conflict counts as success, because the caller reads the state again and decides again.
+//! * A write has no further effect when it is repeated, because its answer may have been lost.
 
 mod crds;
 pub mod finalizers;
@@ -38,7 +39,7 @@ const OPERATOR: &str =
     "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
 /// Deadline of one call, for a list that arrives slowly. If a connection brings no data, its call
 /// fails earlier, after [`super::SILENCE`].
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Seconds for which a Lease counts as held after its expiry, because the clock of this machine may
 /// differ from the holder's.
 const LEEWAY: i64 = 5;
@@ -60,20 +61,38 @@ pub struct TakeoverClient {
 }
 
 impl TakeoverClient {
-    /// Facts from which the next step of the take-over is decided. The number of finalizers is 0
-    /// here, because only [`Self::finalizers`] counts them.
+    /// Facts from which the next step of the take-over is decided, read at the same time: between
+    /// the stop of the operator and the next step, the API server may refuse writes of guests. The
+    /// number of finalizers is 0 here, because only [`Self::finalizers`] counts them.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
-        let (namespace, name) = &self.controller;
+        let (controller, webhook) = (&self.controller.1, webhook(&self.controller.1));
+        let operator = async { self.replicas(self.operator().await?).await };
+        let chart = async { anyhow::Ok(self.managed_chart().await?.map(|chart| managed(&chart))) };
+        let (controller, webhook, operator, chart, crds, leader, admission) = tokio::try_join!(
+            self.go_program(controller),
+            self.go_program(&webhook),
+            operator,
+            chart,
+            self.crds(),
+            self.leader(),
+            self.admission(),
+        )?;
+        let finalizers = 0;
         Ok(TakeoverState {
-            controller: self.replicas(self.deployment(namespace, name).await?).await?,
-            webhook: self.replicas(self.deployment(namespace, &webhook(name)).await?).await?,
-            operator: self.replicas(self.operator().await?).await?,
-            chart: self.managed_chart().await?.map(|chart| managed(&chart)),
-            crds: self.crds().await?,
-            leader: self.leader().await?,
-            admission: self.admission().await?,
-            finalizers: 0,
+            controller,
+            webhook,
+            operator,
+            chart,
+            crds,
+            leader,
+            admission,
+            finalizers,
         })
+    }
+
+    /// Numbers of replicas of the Go controller's or the Go webhook's Deployment `name`.
+    async fn go_program(&self, name: &str) -> anyhow::Result<Option<Replicas>> {
+        self.replicas(self.deployment(&self.controller.0, name).await?).await
     }
 
     async fn deployment(
@@ -173,13 +192,18 @@ impl TakeoverClient {
 
     async fn set_chart(&self, stop: bool) -> anyhow::Result<()> {
         let Some(stored) = self.managed_chart().await? else { return Ok(()) };
+        let chart = managed(&stored);
         let (values, former) = if stop {
-            let before = managed(&stored).before.unwrap_or_else(|| managed(&stored).values);
+            let before = chart.before.unwrap_or(chart.values);
             (ManagedChart::stopped(), Some(before.to_string()))
+        } else if chart.before.is_none() {
+            // An earlier write without an answer may have restored the values. Without a record,
+            // `restored` would remove all of them.
+            return Ok(());
         } else {
             // A merge patch keeps each field that it does not set to null. So `restored` sets each
             // field that it removes to null.
-            (managed(&stored).restored(), None)
+            (chart.restored(), None)
         };
         let patch = json!({
             "metadata": {
@@ -236,6 +260,15 @@ impl TakeoverClient {
         let written = api.within(PATIENCE).call_patch(&stored.name_any(), &patch).await;
         written.map(drop).with_context(|| format!("cannot scale Deployment {}", seen.name))
     }
+}
+
+/// Whether the same call may succeed after `error`: the API server gave no answer, or an answer
+/// that is no refusal, such as 429 or 503.
+pub fn may_pass(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(|error: &CallError| match error {
+        CallError::NotFound(_) | CallError::Missing(..) | CallError::NotLeader => false,
+        error => error.refusal().is_none(),
+    })
 }
 
 fn webhook(controller: &str) -> String {

@@ -8,7 +8,8 @@ mod upgrades;
 mod world;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -20,6 +21,7 @@ use testbed::kubevirt::{self, Vm};
 use testbed::{Proxy, eventually};
 
 use self::harvester::{CONTROLLER, Harvester, OPERATOR, WEBHOOK};
+use self::upgrades::created;
 use crate::crash::{Last, cut_after};
 use crate::support::SOON;
 
@@ -31,7 +33,7 @@ impl Harvester {
     async fn populated(&self) -> Result<BTreeMap<String, String>> {
         self.cluster.pool("pool", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
         for name in ["a", "b", "c"] {
-            self.cluster.lb(name).await?;
+            created(&self.cluster, name).await?;
             self.cluster.address(name).await?;
         }
         let client = &self.cluster.client;
@@ -98,7 +100,7 @@ async fn a_take_over_and_the_way_back_move_no_address() -> Result<()> {
     // An upgrade of Harvester starts nothing, and the operator serves.
     harvester.upgraded().await?;
     assert_eq!(harvester.replicas(CONTROLLER).await?, 0);
-    harvester.cluster.lb("during").await?;
+    created(&harvester.cluster, "during").await?;
     harvester.cluster.address("during").await?;
     harvester.addresses_are(&before).await?;
     let (ok, text) = harvester.takeover(&["--apply"]).await?;
@@ -110,7 +112,7 @@ async fn a_take_over_and_the_way_back_move_no_address() -> Result<()> {
     harvester.leads("go").await?;
     assert_eq!(harvester.replicas(OPERATOR).await?, 0);
     assert_eq!(harvester.values().await?, json!({"enabled": true}));
-    harvester.cluster.lb("after").await?;
+    created(&harvester.cluster, "after").await?;
     harvester.cluster.address("after").await?;
     harvester.addresses_are(&during).await?;
     eventually(SOON, "finalizers of the Go controller", async || {
@@ -197,7 +199,7 @@ async fn the_operators_crds_replace_harvesters_and_go_back() -> Result<()> {
         crds.get(NAME).await?.annotations().get(release).map(String::as_str),
         Some(OPERATOR)
     );
-    cluster.lb("on-ours").await?;
+    created(&cluster, "on-ours").await?;
     cluster.address("on-ours").await?;
     let (ok, text) = harvester.takeover(&[]).await?;
     ensure!(ok && text.contains("nothing is left to do"), "{text}");
@@ -205,12 +207,12 @@ async fn the_operators_crds_replace_harvesters_and_go_back() -> Result<()> {
     // An upgrade of Harvester with another form of the CRD: it serves on, and is replaced again.
     let upgrade = Patch::Merge(json!({"spec": {"versions": theirs.spec.versions}}));
     crds.patch(NAME, &PatchParams::default(), &upgrade).await?;
-    cluster.lb("on-theirs").await?;
+    created(&cluster, "on-theirs").await?;
     cluster.address("on-theirs").await?;
     let (ok, text) = harvester.takeover(&["--apply"]).await?;
     ensure!(ok && text.contains("5 of 5 addresses are as before"), "{text}");
     eventually(SOON, "the operator's form", has_subresource).await?;
-    cluster.lb("on-ours-again").await?;
+    created(&cluster, "on-ours-again").await?;
     cluster.address("on-ours-again").await?;
     harvester.addresses_are(&before).await?;
 
@@ -221,14 +223,24 @@ async fn the_operators_crds_replace_harvesters_and_go_back() -> Result<()> {
     let now = crds.get(NAME).await?;
     assert_eq!(now.spec.versions, theirs.spec.versions);
     assert_eq!(now.annotations().get(release), theirs.annotations().get(release));
-    cluster.lb("on-go").await?;
+    created(&cluster, "on-go").await?;
     cluster.address("on-go").await?;
     harvester.addresses_are(&during).await?;
     harvester.end().await;
     Ok(())
 }
 
-/// A command that is cut off after any of its writes goes on when it runs again, in both directions.
+/// Waits until `cut` has cut a command off after this number of writes, and the last of the writes
+/// has had its effect.
+async fn cut_off(cut: &AtomicUsize, writes: usize) {
+    while cut.load(Ordering::SeqCst) <= writes {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+}
+
+/// A command that is killed after any of its writes goes on when it runs again, in both directions. A
+/// command that cannot reach the API server for a moment goes on by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_is_cut_off_after_any_write_goes_on() -> Result<()> {
     const WRITTEN: [&str; 4] = [
@@ -250,14 +262,31 @@ async fn a_command_that_is_cut_off_after_any_write_goes_on() -> Result<()> {
             [&["--apply", "--adopt-crds"][..], &["--undo", "--apply"]].into_iter().enumerate()
         {
             let cut = cut_after(&proxy, &WRITTEN, Last::Unanswered, writes);
-            let (ok, _) = harvester.takeover_within(options, Some(&kubeconfig)).await?;
-            let was_cut = cut.load(Ordering::SeqCst) > writes;
-            ensure!(ok != was_cut, "{options:?} after {writes} writes: ended well: {ok}");
+            let was_cut = tokio::select! {
+                // The command is killed.
+                () = cut_off(&cut, writes) => true,
+                ran = harvester.takeover_within(options, Some(&kubeconfig)) => {
+                    ensure!(ran?.0, "{options:?} failed");
+                    false
+                }
+            };
             cuts[way] += usize::from(was_cut);
             whole &= !was_cut;
+            // The next command is cut off from the API server for a moment, after one write.
+            let cut = cut_after(&proxy, &WRITTEN, Last::Unanswered, 1);
+            let back = async {
+                cut_off(&cut, 1).await;
+                proxy.clear_rule();
+                std::future::pending::<Infallible>().await
+            };
+            let (ok, text) = tokio::select! {
+                never = back => match never {},
+                ran = harvester.takeover_within(options, Some(&kubeconfig)) => ran?,
+            };
             proxy.clear_rule();
-            let (ok, text) = harvester.takeover_within(options, Some(&kubeconfig)).await?;
             ensure!(ok, "{options:?} after {writes} writes: {text}");
+            let was_away = cut.load(Ordering::SeqCst) > 1;
+            ensure!(!was_away || text.contains("tried again"), "{options:?}: {text}");
             harvester.leads(if way == 0 { "operator" } else { "go" }).await?;
             harvester.addresses_are(&before).await?;
         }
