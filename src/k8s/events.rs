@@ -15,8 +15,8 @@ use kube::Client;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::Notify;
 
-use super::CALL_DEADLINE;
 use super::calls::{ApiCall, run_call};
+use super::{CALL_DEADLINE, CallError};
 use crate::domain::limits::fair_queue::FairQueue;
 use crate::domain::limits::text::cut;
 use crate::domain::limits::token_bucket::TokenBucket;
@@ -28,6 +28,10 @@ const LONGEST_NOTE: usize = 1024;
 /// Budget of Events: one Event every half second. After ten seconds without an Event, up to 20
 /// Events are sent without delay.
 const BUDGET: TokenBucket = TokenBucket::new(20, Duration::from_millis(500));
+/// Maximum number of writes of one warning that get no answer, or an error that is no refusal.
+const WARNING_TRIES: u32 = 3;
+/// Pause between two writes of a warning.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Sender of Events. A call of its methods does not wait for the API server.
 #[derive(Clone)]
@@ -114,12 +118,7 @@ async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, m
             }
             tokio::time::sleep(later.saturating_sub(began.elapsed())).await;
         }
-        let name = || {
-            let part = |part: &Option<String>| part.clone().unwrap_or_default();
-            let (namespace, name) = (part(&object.namespace), part(&object.name));
-            ApiCall::new(format!("Event of {} {namespace}/{name}", part(&object.kind)))
-        };
-        let published = run_call(CALL_DEADLINE, name, recorder.publish(&event, &object)).await;
+        let published = publish(&recorder, &event, &object).await;
         if let Err(error) = published {
             metrics.events_dropped.inc();
             tracing::debug!(%error, reason = event.reason, "event not written");
@@ -127,8 +126,42 @@ async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, m
     }
 }
 
+/// Writes an Event. Repeats the write of a warning up to [`WARNING_TRIES`] times if the API server
+/// has not refused it: some warnings are sent once in a term. If the answer to a write was lost, the
+/// repetition may write a second Event.
+async fn publish(
+    recorder: &Recorder,
+    event: &Event,
+    object: &ObjectReference,
+) -> Result<(), CallError> {
+    let name = || {
+        let part = |part: &Option<String>| part.clone().unwrap_or_default();
+        let (namespace, name) = (part(&object.namespace), part(&object.name));
+        ApiCall::new(format!("Event of {} {namespace}/{name}", part(&object.kind)))
+    };
+    let mut left = if event.type_ == EventType::Warning { WARNING_TRIES } else { 1 };
+    loop {
+        left -= 1;
+        match run_call(CALL_DEADLINE, name, recorder.publish(event, object)).await {
+            Err(error) if error.refusal().is_none() && left > 0 => {
+                tokio::time::sleep(AGAIN).await;
+            }
+            published => return published,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use http::{Request, Response};
+    use kube::client::{Body, ClientBuilder};
+    use kube::core::Status;
+    use serde_json::json;
+    use tower::{BoxError, service_fn};
+
     use super::*;
 
     /// The length of a note is counted in bytes, as the API server counts it, and not in
@@ -150,6 +183,43 @@ mod tests {
         let dropped = events.metrics.events_dropped.get();
         assert!(waiting > 0 && dropped > 0, "{waiting} wait, {dropped} dropped");
         assert_eq!(u64::try_from(waiting).unwrap() + dropped, 1_000);
+    }
+
+    /// The API server is overloaded for a moment.
+    #[tokio::test]
+    async fn a_warning_that_was_not_written_is_written_again() {
+        for (type_, code, expected) in [
+            (EventType::Warning, 503, 3),
+            (EventType::Warning, 403, 1),
+            (EventType::Normal, 503, 1),
+        ] {
+            let count = Arc::new(AtomicU32::new(0));
+            let calls = count.clone();
+            let server = service_fn(move |_: Request<Body>| {
+                let number = calls.fetch_add(1, Ordering::Relaxed) + 1;
+                let (code, body) = if number < 3 {
+                    (code, json!(Status::failure("no", "Unavailable").with_code(code)))
+                } else {
+                    let metadata = json!({"name": "event", "namespace": "default"});
+                    (201, json!({"metadata": metadata, "eventTime": null}))
+                };
+                let body = Body::from(body.to_string().into_bytes());
+                ready(Ok::<_, BoxError>(Response::builder().status(code).body(body).unwrap()))
+            });
+            let client = ClientBuilder::new(server, "default").build();
+            let recorder = Recorder::new(client, Reporter::from("test"));
+            let event = Event {
+                type_,
+                reason: "Reason".to_owned(),
+                note: None,
+                action: "Reconcile".to_owned(),
+                secondary: None,
+            };
+            let object = ObjectReference::default();
+            let published = publish(&recorder, &event, &object).await;
+            assert_eq!(count.load(Ordering::Relaxed), expected, "{code}");
+            assert_eq!(published.is_ok(), expected == 3, "{published:?}");
+        }
     }
 
     /// A tenant's warnings delay another tenant's Event by one turn.
