@@ -25,6 +25,14 @@ use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
+/// Longest time to establish a connection: the lookup of the name, TCP and TLS. The time for TCP
+/// alone is shorter ([`for_tcp`]).
+///
+/// Go allows ten seconds for TLS. Here a silent TLS handshake may follow the time [`SILENCE`] in
+/// which an open connection was silent. Both together, with the delays of an informer, must take
+/// less than 15 s. A call has no use for a longer time either, because its own deadline
+/// ([`super::CALL_DEADLINE`]) includes the connection.
+const CONNECT: Duration = Duration::from_secs(4);
 /// Longest time for which a connection stays open without a call. After a longer time, the API
 /// server at the other end may have become unresponsive, and the next call on the connection would
 /// fail only at its deadline.
@@ -45,7 +53,8 @@ pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Re
     through(config(kubeconfig).await?, metrics)
 }
 
-/// Creates a client as [`connect`] does, but with `patience` as the connect timeout.
+/// Creates a client as [`connect`] does, but with `patience` as the connect timeout, for TCP and
+/// TLS together.
 pub async fn connect_within(
     patience: Duration,
     kubeconfig: Option<&Path>,
@@ -84,7 +93,7 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
         )?,
     };
     config.default_retry = false;
-    config.connect_timeout = Some(Duration::from_secs(3));
+    config.connect_timeout = Some(CONNECT);
     Ok(config)
 }
 
@@ -115,6 +124,7 @@ fn assemble(
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
+    tcp.set_connect_timeout(config.connect_timeout.map(for_tcp));
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE));
     tcp.set_keepalive_retries(Some(KEEPALIVE_PROBES));
@@ -145,6 +155,12 @@ fn assemble(
         .with_layer(&option_layer(read_only))
         .with_layer(&layer_fn(FittedPages::new))
         .build())
+}
+
+/// Time for TCP in the connect timeout `whole`. The rest remains for TLS. The addresses of a name
+/// share this time, so that one address without an answer leaves time for the next one.
+fn for_tcp(whole: Duration) -> Duration {
+    whole * 3 / 4
 }
 
 /// HTTP service that counts the calls of a client and of its clones in the metrics. When the API
@@ -182,5 +198,39 @@ where
             }
             answer
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// The kernel accepts the connection, and the server never answers on it.
+    #[tokio::test]
+    async fn a_tls_handshake_has_more_time_than_tcp_and_a_silent_one_ends() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("https://{}", server.local_addr().unwrap());
+        let mut config = Config::new(url.parse().unwrap());
+        let limit = Duration::from_millis(400);
+        config.root_cert = Some(Vec::new());
+        config.connect_timeout = Some(limit);
+        let client = through(config, &Metrics::new().unwrap()).unwrap();
+        let since = Instant::now();
+        client.apiserver_version().await.unwrap_err();
+        let took = since.elapsed();
+        assert!(took >= limit && took < SILENCE / 2, "{took:?}");
+    }
+
+    /// The test `tests/it/silence.rs` expects an address 15 s after the API server has fallen
+    /// silent. Here the next connection meets a silent API server too.
+    #[test]
+    fn a_silent_handshake_after_a_silence_leaves_time_before_fifteen_seconds() {
+        assert_eq!(for_tcp(CONNECT), Duration::from_secs(3));
+        // The first two delays of an informer, with their jitter.
+        let delays = Duration::from_millis(200 + 400);
+        assert!(SILENCE + CONNECT + delays < Duration::from_secs(15));
     }
 }
