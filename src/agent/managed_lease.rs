@@ -89,6 +89,14 @@ pub(super) enum PendingWrite {
 }
 
 impl ManagedLease {
+    /// Makes `what`, whose write has failed, the next write, unless another write is pending. Drops
+    /// the report of a failed link if the link exists by now.
+    pub(super) fn write_again(&mut self, what: PendingWrite) {
+        if self.link != LinkState::There || !matches!(what, PendingWrite::LinkFailed(_)) {
+            self.pending.get_or_insert(what);
+        }
+    }
+
     /// Parses a record. `Err`: the hardware address or the client identifier in the spec is not
     /// valid. The text is the parser's error.
     pub(super) fn read(record: DHCPLease) -> Result<Self, String> {

@@ -77,16 +77,18 @@ pub(crate) async fn run_call<T>(
     }
 }
 
-/// Runs one call for a list, as [`run_call`] does. If `params` requests a page, `deadline` is the
-/// deadline of each try: a page that is late is requested again with fewer objects.
+/// Runs one call for a list, as [`run_call`] does. If `params` requests a page, each try has the
+/// deadline `deadline`, but at most [`CALL_DEADLINE`]: a page that is late is requested again with
+/// fewer objects.
 fn run_list<T>(
     deadline: Duration,
     params: &ListParams,
     name: impl FnOnce() -> ApiCall,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> impl Future<Output = Result<T, CallError>> {
-    let tries = if params.limit.is_some() { TRIES } else { 1 };
-    run_call(deadline * tries, name, with_page_deadline(deadline, call))
+    let page = deadline.min(CALL_DEADLINE);
+    let whole = if params.limit.is_some() { deadline.max(page * TRIES) } else { deadline };
+    run_call(whole, name, with_page_deadline(page, call))
 }
 
 /// Reads of the objects of one kind. Each method whose name begins with `call_` sends one call.

@@ -126,8 +126,8 @@ async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, m
     }
 }
 
-/// Writes an Event. Repeats the write of a warning up to [`WARNING_TRIES`] times if the API server
-/// has not refused it: some warnings are sent once in a term. If the answer to a write was lost, the
+/// Writes an Event. Repeats the write of a warning up to [`WARNING_TRIES`] times if the error may
+/// pass: some warnings are sent once in a term. If the answer to a write was lost, the
 /// repetition may write a second Event.
 async fn publish(
     recorder: &Recorder,
@@ -143,9 +143,7 @@ async fn publish(
     loop {
         left -= 1;
         match run_call(CALL_DEADLINE, name, recorder.publish(event, object)).await {
-            Err(error) if error.refusal().is_none() && left > 0 => {
-                tokio::time::sleep(AGAIN).await;
-            }
+            Err(error) if error.may_pass() && left > 0 => tokio::time::sleep(AGAIN).await,
             published => return published,
         }
     }

@@ -169,6 +169,20 @@ impl CallError {
             _ => None,
         }
     }
+
+    /// Whether the same call may succeed later: it had no answer, or an answer with status 408, 429
+    /// or 5xx.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Timeout { .. } => true,
+            Self::Other(failed) => match &failed.error {
+                kube::Error::Api(status) => matches!(status.code, 408 | 429 | 500..),
+                kube::Error::SerdeError(_) | kube::Error::Auth(_) => false,
+                _ => true,
+            },
+            Self::Conflict(_) | Self::NotFound(_) | Self::Missing(..) | Self::NotLeader => false,
+        }
+    }
 }
 
 /// Counts a write to the API server in the metrics, by the kind of the written object and by the
@@ -307,6 +321,20 @@ mod tests {
         kinds.push("ledger");
         kinds.sort_unstable();
         assert_eq!(kinds, crate::metrics::ERROR_KINDS);
+    }
+
+    #[test]
+    fn a_call_that_was_refused_does_not_pass_later() {
+        for (code, passes) in [(401, false), (403, false), (405, false), (409, false)]
+            .into_iter()
+            .chain([(408, true), (429, true), (500, true), (503, true)])
+        {
+            let status = Status::failure("no", "Unknown").with_code(code).boxed();
+            let error = CallError::new(ApiCall::new("GET /"), kube::Error::Api(status));
+            assert_eq!(error.may_pass(), passes, "{code}");
+        }
+        let late = CallError::Timeout { call: ApiCall::new("GET /"), within: CALL_DEADLINE };
+        assert!(late.may_pass());
     }
 
     #[tokio::test]

@@ -123,7 +123,7 @@ impl AgentTerm<'_> {
                     let title = lease.title();
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
-                    lease.pending.get_or_insert(what.clone());
+                    lease.write_again(what.clone());
                     if lease.leaving {
                         self.release_lease(mac);
                     }
@@ -146,7 +146,7 @@ impl AgentTerm<'_> {
             }
         }
         if let Some(lease) = self.leases.get_mut(&mac) {
-            lease.pending.get_or_insert(what);
+            lease.write_again(what);
             lease.rewrite = Some(clock::now() + PAUSE);
         }
         self.reschedule(mac);

@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use kube::Api;
-use tokio::time::Instant;
 
 use super::super::Context;
 use super::load::list;
@@ -16,8 +15,8 @@ use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::TrimmedLb;
 
-/// Time after which no further attempt is made to record the published addresses. The first
-/// attempts may fail, because an API server refuses calls at its start until it has read the roles.
+/// Time after which the attempts to record the published addresses end. The first attempts may
+/// fail, because an API server refuses calls at its start until it has read the roles.
 /// The published addresses are lost with the process, so the time is nearly as long as the process
 /// may live: nothing reads the Lease any more, and `/healthz` fails after a minute of that.
 const PATIENCE: Duration = Duration::from_secs(50);
@@ -39,14 +38,20 @@ pub async fn keep_published(ctx: &Context) {
     }
     let before: Vec<LoadBalancerEntry> =
         ctx.views.load_balancers.state().iter().filter_map(|lb| facts::lb_entry(lb)).collect();
-    let deadline = Instant::now() + PATIENCE;
-    let mut is_logged = false;
-    while let Err(error) = try_keep(ctx, &before, &mut is_logged).await {
-        if Instant::now() >= deadline {
-            tracing::error!(%error, "cannot record the addresses that were published before the restore");
-            return;
+    let mut last = None;
+    let attempts = async {
+        let mut is_logged = false;
+        while let Err(error) = try_keep(ctx, &before, &mut is_logged).await {
+            last = Some(error);
+            tokio::time::sleep(AGAIN).await;
         }
-        tokio::time::sleep(AGAIN).await;
+    };
+    if tokio::time::timeout(PATIENCE, attempts).await.is_err() {
+        let error = last.map_or_else(|| "no answer".to_owned(), |error| error.to_string());
+        tracing::error!(
+            error,
+            "cannot record the addresses that were published before the restore"
+        );
     }
 }
 
@@ -81,10 +86,9 @@ async fn try_keep(
 mod tests {
     use super::*;
     use crate::http::health_endpoints::LONGEST_SILENCE;
-    use crate::k8s::CALL_DEADLINE;
 
     #[test]
-    fn the_last_attempt_begins_before_the_process_counts_as_stuck() {
-        assert!(PATIENCE + CALL_DEADLINE < LONGEST_SILENCE);
+    fn the_attempts_end_before_the_process_counts_as_stuck() {
+        assert!(PATIENCE < LONGEST_SILENCE);
     }
 }

@@ -78,8 +78,9 @@ pub(super) async fn allocate(
             // A new address is published only from a record that was just read, because the lease
             // may have ended since the view was updated.
             LeasingStep::Take(lease) => match views.unless_in_the_way(lb, lease) {
-                Ok(_) => None,
-                Err(why) => return host(Err(why)),
+                // A published address is withdrawn only for a record that was just read.
+                Err(why) if facts::leased(lb).is_none() => return host(Err(why)),
+                _ => None,
             },
             LeasingStep::Create => match create(lb, &cluster, &network, ctx).await {
                 Ok(created) => Some(created),

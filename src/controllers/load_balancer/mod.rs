@@ -123,6 +123,14 @@ impl LbContext {
     fn vms_overdue(&self) -> bool {
         self.began.elapsed() >= VMS_WITHIN
     }
+
+    /// Time until the list of VMs is reported as missing, but at least a second. `None`: it was
+    /// reported long ago.
+    fn vms_due_in(&self) -> Option<Duration> {
+        let elapsed = self.began.elapsed();
+        let left = VMS_WITHIN.saturating_sub(elapsed).max(Duration::from_secs(1));
+        (elapsed < 2 * VMS_WITHIN).then_some(left)
+    }
 }
 
 /// Reason why a reconcile must be repeated.
@@ -276,8 +284,7 @@ async fn reconcile(
             Box::pin(publish::annotate(&observed.lb, &patch, ctx)).await?;
             return Ok(None);
         }
-        // After this time, a list of VMs that is still missing is reported.
-        Allocation::Unobserved => return Ok((!ctx.vms_overdue()).then_some(VMS_WITHIN)),
+        Allocation::Unobserved => return Ok(ctx.vms_due_in()),
     };
     let lb = &observed.lb;
     let _turn = large_turn(&observed, ctx).await;

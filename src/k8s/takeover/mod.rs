@@ -262,12 +262,10 @@ impl TakeoverClient {
     }
 }
 
-/// Whether the same call may succeed after `error`: the API server gave no answer, or an answer
-/// that is no refusal, such as 429 or 503.
+/// Whether `error` is a failed call that may succeed when it is repeated.
 pub fn may_pass(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(|error: &CallError| match error {
-        CallError::NotFound(_) | CallError::Missing(..) | CallError::NotLeader => false,
-        error => error.refusal().is_none(),
+    error.downcast_ref().is_some_and(|error: &CallError| {
+        error.may_pass() || matches!(error, CallError::Conflict(_))
     })
 }
 

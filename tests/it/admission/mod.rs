@@ -303,7 +303,9 @@ impl Load {
             failed.into_iter().partition(|call| call.is_excused(is_long));
         let all: Vec<String> = failed.iter().map(ToString::to_string).collect();
         ensure!(all.is_empty(), "{} of {sent} failed:\n{}", all.len(), all.join("\n"));
-        Ok(Sent { calls: sent, rate, wanted: self.rate, excused: u64::try_from(excused.len())? })
+        let excused = u64::try_from(excused.len())?;
+        ensure!(excused <= sent / 10, "{excused} of {sent} failed: the machine is too slow");
+        Ok(Sent { calls: sent, rate, wanted: self.rate, excused })
     }
 }
 

@@ -51,10 +51,15 @@ fn status(error: &anyhow::Error) -> Option<&Status> {
     }
 }
 
-/// Whether an error is no refusal: no answer, a failure of the API server or of its call of a webhook,
-/// or a kind that is not served for a moment.
+/// Whether an error is no refusal: no answer, a failure of the API server, a webhook that answers too
+/// late, or a kind that is not served for a moment. A webhook without an endpoint is a refusal.
 fn is_passing(error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
+        Some(kube::Error::Api(status)) if status.message.contains("failed calling webhook") => {
+            ["deadline exceeded", "Client.Timeout", "handshake timeout"]
+                .iter()
+                .any(|late| status.message.contains(late))
+        }
         Some(kube::Error::Api(status)) => status.code >= 500 || [404, 429].contains(&status.code),
         Some(kube::Error::HyperError(_) | kube::Error::Service(_)) => true,
         _ => false,

@@ -13,6 +13,7 @@ use anyhow::{Context as _, bail};
 
 use crate::domain::takeover::report;
 use crate::domain::takeover::steps::{Direction, TakeoverState, TakeoverStep};
+use crate::k8s::CallError;
 use crate::k8s::stored_objects;
 use crate::k8s::takeover::{TakeoverClient, may_pass};
 
@@ -90,6 +91,8 @@ impl<'a> PlanExecution<'a> {
                     self.succeeded();
                     return Ok(addresses);
                 }
+                // After a change of a CRD, its kind is not served for a moment.
+                Err(error) if is_not_found(&error) => self.wait_after(error).await?,
                 Err(error) => self.failed(error).await?,
             }
         }
@@ -171,12 +174,15 @@ impl<'a> PlanExecution<'a> {
         }
     }
 
-    /// Waits until the calls that ended with `error` are tried again. Prints the first of several
-    /// errors. Fails if the error cannot pass, or after too long a time without success.
+    /// Waits until the calls that ended with `error` are tried again. Fails if the error cannot pass,
+    /// or after too long a time without success.
     async fn failed(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
-        if !may_pass(&error) {
-            return Err(error);
-        }
+        if may_pass(&error) { self.wait_after(error).await } else { Err(error) }
+    }
+
+    /// Waits until the calls that ended with `error` are tried again. Prints the first of several
+    /// errors. Fails after too long a time without success.
+    async fn wait_after(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
         let Some(since) = self.failing else {
             self.failing = Some(Instant::now());
             self.line(&format!("not done yet, and tried again: {error:#}"))?;
@@ -200,6 +206,10 @@ impl<'a> PlanExecution<'a> {
     fn print(&mut self, text: &str) -> anyhow::Result<()> {
         write!(self.output, "{text}").context("cannot write to standard output")
     }
+}
+
+fn is_not_found(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CallError::NotFound(_)))
 }
 
 /// Text with the number of unchanged addresses, and one line for each address that has changed.

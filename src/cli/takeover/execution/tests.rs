@@ -17,7 +17,6 @@ use crate::domain::admission::webhook_configuration::{CONFIGURATION, REGISTERED_
 use crate::domain::takeover::steps::{
     ANNOTATION_REPLICAS, ANNOTATION_VALUES, SUB_CHART, TakeoverProgram,
 };
-use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 
 const OPERATOR: &str = "/apis/apps/v1/namespaces/ns/deployments/operator";
