@@ -33,7 +33,8 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 const BATCH_RETRY: Duration = Duration::from_millis(250);
 /// Number of consecutive failed writes of a pool after which a batch of requests no longer waits
 /// for that pool. A conflict does not count as a failed write, because it means that another
-/// client's write was accepted.
+/// client's write was accepted. A write without an answer counts as `PATIENCE` failed writes,
+/// because the whole batch has already waited for the deadline of this write.
 const PATIENCE: u32 = 3;
 /// Number of consecutive conflicts of one pool's writes after which an Event reports them.
 const CONTENDED: u32 = 5;
@@ -48,7 +49,8 @@ pub(super) enum CommitOutcome {
 }
 
 /// Numbers of conflicts and of failures of one pool's writes since the last accepted write, and the
-/// time before which the pool is not written again. `None` as the time: no delay.
+/// time before which the pool is not written again. `None` as the time: no delay. The number of
+/// failures is at least [`PATIENCE`] after a write without an answer.
 #[derive(Default)]
 pub(super) struct PoolTrouble {
     conflicts: u32,
@@ -70,7 +72,9 @@ struct CommitJob {
 impl LedgerTask {
     /// Writes concurrently all pools that the allocator has marked as touched. A pool whose next
     /// try is not due yet is not written. `failed` in the result names these pools, and the pools
-    /// whose writes have failed [`PATIENCE`] times or more.
+    /// whose writes have failed [`PATIENCE`] times or more, or had no answer. A write without an
+    /// answer may have been stored. So the pool is read again after the delay, and an earlier write
+    /// conflicts with the stored one.
     pub(super) async fn commit(&mut self) -> anyhow::Result<CommitOutcome> {
         self.forget_outlived_refusals();
         let now = rfc3339::to_second(Utc::now());
@@ -134,7 +138,7 @@ impl LedgerTask {
 
     /// Counts the failed write, or the write conflict, of the pool `name`. Returns whether the same
     /// batch of requests tries the write again. `false`: the write is tried after a longer delay.
-    fn count_failed_write(&mut self, name: &str, error: &CallError) -> bool {
+    pub(super) fn count_failed_write(&mut self, name: &str, error: &CallError) -> bool {
         let trouble = self.trouble.entry(name.to_owned()).or_default();
         if matches!(error, CallError::Conflict(_) | CallError::NotFound(_)) {
             trouble.conflicts += 1;
@@ -149,6 +153,9 @@ impl LedgerTask {
             return true;
         }
         trouble.failures += 1;
+        if matches!(error, CallError::Timeout { .. }) {
+            trouble.failures = trouble.failures.max(PATIENCE);
+        }
         let failures = trouble.failures;
         tracing::warn!(pool = name, %error, failures, "cannot write the IPPool");
         if failures < PATIENCE {
@@ -156,6 +163,7 @@ impl LedgerTask {
         }
         let delay = backoff(failures - PATIENCE, FIRST_RETRY * 10, LAST_RETRY, 0.0);
         trouble.retry_at = Some(Instant::now() + delay);
+        // The number never skips `PATIENCE`, so there is one Event until the next accepted write.
         if failures == PATIENCE {
             self.ctx.events.warning(
                 self.reference(name),

@@ -1,11 +1,11 @@
-//! Tests of the ledger task's answers to late requests. The API server of the tests answers that a
-//! pool does not exist, and does not answer any other request.
+//! Tests of the ledger task's answers to late requests, and of failed writes. The API server of the
+//! tests answers that a pool does not exist, and does not answer any other request.
 
 use std::sync::Arc;
 
 use http::{Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower::{BoxError, service_fn};
@@ -20,6 +20,8 @@ use crate::domain::pools::allocator::{ClaimResult, LoadBalancerIndex, PoolSeen};
 use crate::domain::pools::selection::PoolRequirement;
 use crate::domain::vm_backends::health::second_opinion::ReplicaPlace;
 use crate::domain::{LbFacts, Owner};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
 use crate::k8s::leadership::Leadership;
@@ -209,4 +211,44 @@ async fn a_release_ends_what_the_sweep_found() {
     let (released, ()) = tokio::join!(ledger.release(web.clone()), serve);
     released.unwrap();
     assert!(!ledger.is_stray(&web) && ledger.is_stray(&other));
+}
+
+/// The batch has already waited for the deadline of a write without an answer, and with it the
+/// requests of all other pools.
+#[tokio::test]
+async fn a_write_without_an_answer_is_not_repeated_in_its_batch_and_reported_once() {
+    let (mut task, _ledger) = ledger();
+    let (reports, mut reported) = mpsc::unbounded_channel();
+    let server = service_fn(move |request: Request<Body>| {
+        let reports = reports.clone();
+        async move {
+            let body = request.into_body().collect_bytes().await?;
+            let event: Value = serde_json::from_slice(&body)?;
+            reports.send(event["regarding"]["name"].clone())?;
+            let metadata = json!({"name": "event", "namespace": "default"});
+            let answer = json!({"metadata": metadata, "eventTime": null});
+            Ok::<_, BoxError>(Response::new(Body::from(answer.to_string().into_bytes())))
+        }
+    });
+    let client = ClientBuilder::new(server, "default").build();
+    task.ctx.events = EventRecorder::start(client, "me", task.ctx.metrics.clone());
+    for (pool, is_answered, again) in [
+        ("a", false, false),
+        ("a", false, false),
+        ("b", true, true),
+        ("b", false, false),
+        ("b", true, false),
+        ("c", true, true),
+        ("c", true, true),
+        ("c", true, false),
+        ("c", false, false),
+        ("d", false, false),
+    ] {
+        let late = CallError::Timeout { call: ApiCall::new("write"), within: Duration::ZERO };
+        let error = if is_answered { CallError::Missing("kind", "name") } else { late };
+        assert_eq!(task.count_failed_write(pool, &error), again, "{pool}, {error}");
+    }
+    for pool in ["a", "b", "c", "d"] {
+        assert_eq!(reported.recv().await.unwrap(), pool);
+    }
 }
