@@ -139,8 +139,8 @@ struct ViewIndexes {
     /// Whether the list of VirtualMachineInstances was refused because the cluster does not serve
     /// them.
     no_vms: AtomicBool,
-    /// Whether the list of VirtualMachineInstances was refused because the operator's role has no
-    /// right to list them.
+    /// Whether the last refused list of VirtualMachineInstances was refused because the operator's
+    /// role has no right to list them. The value does not matter after the first complete list.
     vms_forbidden: AtomicBool,
     nodes: Mutex<HashMap<String, vms::KnownNode>>,
     networks: Mutex<networks::NetworkIndex>,

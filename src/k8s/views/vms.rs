@@ -59,7 +59,10 @@ pub(super) fn apply_vm(at: &InformerContext, event: ObjectEvent<VirtualMachineIn
                 views.enqueue_pool_lbs_asking_vms();
             }
         }
-        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+        // The next refusal may show that the right is not missing: an API server that has just
+        // started may answer 403 first.
+        ObjectEvent::Refused(_) => views.index.vms_forbidden.store(false, Ordering::Relaxed),
+        ObjectEvent::Unreadable(_) => {}
     }
 }
 
@@ -137,8 +140,8 @@ impl Views {
     }
 
     /// Whether no pool can be chosen for the LoadBalancer yet, because the network of its VMs
-    /// determines the pool and VMs were not listed. VMs count as listed if the operator cannot list
-    /// them.
+    /// determines the pool and VMs were not listed. VMs count as listed if the cluster does not
+    /// serve them, or if the last list was refused because the right to list them is missing.
     pub fn awaits_vms(&self, lb: &LoadBalancer) -> bool {
         let is_forbidden = || self.index.vms_forbidden.load(Ordering::Relaxed);
         let is_known = self.is_listed(ViewPart::Vms) || self.has_no_vms() || is_forbidden();

@@ -64,3 +64,23 @@ async fn a_refusal_that_concerns_all_kinds_ends_no_wait() {
     leader.reports(&["ns/of-pool", "ns/unnamed"]);
     assert!(waiting(&leader).is_empty());
 }
+
+/// An API server that has just started refuses a list because it has not read the roles, and the
+/// next list for another reason.
+#[tokio::test]
+async fn a_missing_right_counts_until_the_next_answer() {
+    let leader = without_vms();
+    let at = leader.informer();
+    for _ in 0..2 {
+        vms::apply_vm(&at, refused(403));
+        leader.reports(&["ns/of-pool", "ns/unnamed"]);
+        assert!(waiting(&leader).is_empty());
+        vms::apply_vm(&at, refused(503));
+        leader.reports(&[]);
+        assert_eq!(waiting(&leader), ["ns/unnamed"]);
+    }
+    vms::apply_vm(&at, refused(403));
+    leader.reports(&["ns/of-pool", "ns/unnamed"]);
+    vms::apply_vm(&at, ObjectEvent::Complete);
+    assert!(waiting(&leader).is_empty());
+}
