@@ -46,7 +46,7 @@ const SILENT: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeadershipState {
     /// No leadership: this process never held the Lease, has released it, or has observed that the
-    /// Lease no longer names this process.
+    /// Lease no longer names this process, or that the API server's store has gone back.
     Lost,
     /// Expired leadership: the API server does not answer. Another process may have taken the Lease
     /// after the expiry.
@@ -328,6 +328,7 @@ impl LeaderElector {
                 // than the one they read before. A greater version could hide the restore from
                 // them.
                 leadership.give_up();
+                leadership.set(LeadershipState::Lost);
                 return Ok(RoundResult::End(back));
             }
             LeaseAction::Wait(until) => {

@@ -129,6 +129,30 @@ async fn a_leader_that_ends_releases_the_lease() {
     assert_eq!(writes.load(Ordering::Relaxed), 2, "one renewal, one release");
 }
 
+/// The Lease may have been renewed after the leadership had expired, and lasts longer for the Go
+/// controller.
+#[tokio::test]
+async fn a_process_whose_leadership_has_expired_releases_the_lease() {
+    for state in [LeadershipState::Held, LeadershipState::Silent] {
+        let (elector, writes) = elector(&Arc::new(AtomicU64::new(10)));
+        let leadership = Leadership::default();
+        leadership.hold_until(leadership.now());
+        elector.lapse(&leadership);
+        leadership.set(state);
+        for _ in 0..2 {
+            elector.release(&leadership).await;
+            assert_eq!(writes.load(Ordering::Relaxed), 1, "{state:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_never_led_releases_nothing() {
+    let (elector, writes) = elector(&Arc::new(AtomicU64::new(10)));
+    elector.release(&Leadership::default()).await;
+    assert_eq!(writes.load(Ordering::Relaxed), 0);
+}
+
 #[tokio::test]
 async fn a_release_is_repeated_until_the_lease_is_not_held() {
     for (event, holder, writes) in [
