@@ -105,7 +105,7 @@ pub(super) async fn serve(
         AnnouncedAddresses::Known(all) => all.into_iter().any(|ip| Some(ip) != outcome.address()),
         AnnouncedAddresses::Unknown => false,
     };
-    let again = again(&report.service, had_others);
+    let again = again(&report.service, had_others, report.backends.is_some());
     let outcome = match status::moves_from(lb, &outcome) {
         // The old address is not released while it may be announced.
         Some(old) if status::may_lead_to(old.ip, ServiceTarget::new(lb, ctx).own().as_ref()) => {
@@ -118,9 +118,10 @@ pub(super) async fn serve(
 }
 
 /// Time until the next reconcile of a LoadBalancer with this Service. `had_others`: whether the
-/// Service had another address than the claimed one before this reconcile. `None`: an event will
-/// report each change.
-fn again(service: &ServiceState, had_others: bool) -> Option<Duration> {
+/// Service had another address than the claimed one before this reconcile. `has_vms`: whether the
+/// VMs were listed. If not, no reconcile changes the Service, and the end of the list triggers the
+/// next one. `None`: an event will report each change.
+fn again(service: &ServiceState, had_others: bool, has_vms: bool) -> Option<Duration> {
     match service {
         // No watch event reports a change of a foreign Service, or that the API server would accept
         // a rejected write. A Service that waits for a finalizer is watched, but not if a user has
@@ -129,6 +130,7 @@ fn again(service: &ServiceState, had_others: bool) -> Option<Duration> {
             Some(LONGEST_DELAY)
         }
         ServiceState::Held(left) => Some(*left),
+        ServiceState::Ours if had_others && !has_vms => Some(LONGEST_DELAY),
         ServiceState::Ours => had_others.then_some(AGAIN_AFTER_MOVE),
         // The Service is not written until the spec changes.
         ServiceState::Faulty(_) => None,
@@ -149,7 +151,7 @@ async fn end_service(
     let may_exist = status::may_have_service(lb) || at.own().is_some_and(|own| own.deleting);
     let report = (may_exist && !suspend(lb, ctx).await?)
         .then(|| ServingStatus::new(at.waiting(), at.ingress()));
-    let again = report.as_ref().and_then(|report| again(&report.service, false));
+    let again = report.as_ref().and_then(|report| again(&report.service, false, true));
     Ok(ServingOutcome { outcome, report, again })
 }
 
@@ -404,19 +406,23 @@ mod tests {
     use super::*;
 
     /// A finalizer may delay the end of a Service for days, and a fault of the spec may stay as long.
-    /// Each reconcile reads the LoadBalancer.
+    /// VMs that cannot be listed delay every change of a Service. Each reconcile reads the
+    /// LoadBalancer.
     #[test]
     fn a_service_that_another_program_or_a_fault_holds_is_looked_at_rarely() {
         let left = Duration::from_millis(1500);
-        for (service, had_others, expected) in [
-            (ServiceState::Waiting(None), true, Some(LONGEST_DELAY)),
-            (ServiceState::Waiting(None), false, Some(LONGEST_DELAY)),
-            (ServiceState::Held(left), true, Some(left)),
-            (ServiceState::Ours, true, Some(AGAIN_AFTER_MOVE)),
-            (ServiceState::Ours, false, None),
-            (ServiceState::Faulty("port: 0".to_owned()), true, None),
+        for (service, had_others, has_vms, expected) in [
+            (ServiceState::Waiting(None), true, true, Some(LONGEST_DELAY)),
+            (ServiceState::Waiting(None), false, true, Some(LONGEST_DELAY)),
+            (ServiceState::Held(left), true, true, Some(left)),
+            (ServiceState::Ours, true, true, Some(AGAIN_AFTER_MOVE)),
+            (ServiceState::Ours, true, false, Some(LONGEST_DELAY)),
+            (ServiceState::Ours, false, true, None),
+            (ServiceState::Ours, false, false, None),
+            (ServiceState::Faulty("port: 0".to_owned()), true, true, None),
         ] {
-            assert_eq!(again(&service, had_others), expected, "{service:?}, {had_others}");
+            let found = again(&service, had_others, has_vms);
+            assert_eq!(found, expected, "{service:?}, {had_others}, {has_vms}");
         }
     }
 }
