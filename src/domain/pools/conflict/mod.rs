@@ -26,7 +26,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::ranges::{AddressBlock, PoolRanges};
+use super::ranges::{PoolRanges, address_count};
 use super::selection::PoolSelector;
 use crate::LbFacts;
 use crate::network::Segment;
@@ -284,12 +284,12 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
     let (mut left, mut right) = (a.stretches().iter().peekable(), b.stretches().iter().peekable());
     let mut found = None;
     let mut count: u128 = 0;
-    // The stretches of each pool are sorted and disjoint.
+    // The stretches of each pool are sorted and disjoint, and none has addresses of both families.
     while let (Some(x), Some(y)) = (left.peek(), right.peek()) {
         let (first, last) = (x.first.max(y.first), x.last.min(y.last));
-        if first <= last && first.is_ipv4() == last.is_ipv4() {
+        if first <= last {
             found = found.or(Some((x.range, y.range, first, last)));
-            count = count.saturating_add(AddressBlock { first, last, range: 0 }.len());
+            count = count.saturating_add(address_count(first, last));
         }
         if x.last < y.last {
             left.next()
@@ -360,8 +360,7 @@ impl PoolConflict {
             ConflictCause::Ranges { theirs, first, last, count, network, .. } => {
                 let what =
                     if first == last { first.to_string() } else { format!("{first} to {last}") };
-                let more = if *count > (AddressBlock { first: *first, last: *last, range: 0 }).len()
-                {
+                let more = if *count > address_count(*first, *last) {
                     format!(" ({count} addresses in all)")
                 } else {
                     String::new()

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::ranges::{PoolRanges, from_u128, to_u128};
+use super::ranges::{PoolRanges, address_count, from_u128, to_u128};
 
 /// An address as a pair: whether it is IPv6, and its numeric value. So IPv4 sorts first.
 type AddressKey = (bool, u128);
@@ -30,9 +30,8 @@ impl FreeSet {
     pub fn full(ranges: &PoolRanges) -> Self {
         let mut set = Self::default();
         for stretch in ranges.stretches() {
-            let (first, last) = (to_u128(stretch.first), to_u128(stretch.last));
-            set.intervals.insert((stretch.first.is_ipv6(), first), last);
-            set.free = set.free.saturating_add((last - first).saturating_add(1));
+            set.intervals.insert(key(stretch.first), to_u128(stretch.last));
+            set.free = set.free.saturating_add(address_count(stretch.first, stretch.last));
         }
         set
     }

@@ -75,16 +75,14 @@ impl PoolRanges {
             return Err(error("spec.ranges", message));
         }
         let mut subnets = Vec::with_capacity(ranges.len());
-        let mut bounds: Vec<(usize, u128, u128)> = Vec::with_capacity(ranges.len());
-        let mut holes = Vec::with_capacity(ranges.len());
-        let mut stretches = Vec::new();
+        let mut blocks: Vec<AddressBlock> = Vec::with_capacity(ranges.len());
+        let mut excluded = Vec::with_capacity(ranges.len());
         for (index, range) in ranges.iter().enumerate() {
             let path = format!("spec.ranges[{index}]");
             let (subnet, first, last) = parse_bounds(&path, range)?;
-            let (low, high) = (to_u128(first), to_u128(last));
-            if let Some((other, ..)) = bounds.iter().find(|(other, l, h)| {
-                same_family(subnets_net(&subnets, *other), &subnet.net) && low <= *h && *l <= high
-            }) {
+            // Every IPv4 address sorts before every IPv6 address.
+            let overlaps = |other: &&AddressBlock| first <= other.last && other.first <= last;
+            if let Some(AddressBlock { range: other, .. }) = blocks.iter().find(overlaps) {
                 return Err(error(
                     &path,
                     format!(
@@ -92,23 +90,16 @@ impl PoolRanges {
                     ),
                 ));
             }
-            bounds.push((index, low, high));
-            holes.push(parse_excludes(&path, range, &subnet)?);
+            blocks.push(AddressBlock { first, last, range: index });
+            excluded.push(parse_excludes(&path, range, &subnet)?);
             subnets.push(subnet);
         }
-        for ((index, low, high), mut holes) in bounds.into_iter().zip(holes) {
-            let net = &subnets[index].net;
-            // The router of one range must not be given out from another range.
-            let routers = subnets.iter().filter(|other| same_family(&other.net, net));
-            holes.extend(
-                routers.filter_map(|other| other.gateway).map(|ip| (to_u128(ip), to_u128(ip))),
-            );
-            let v4 = net.addr().is_ipv4();
-            stretches.extend(cut(low, high, holes).into_iter().map(|(l, h)| AddressBlock {
-                first: from_u128(l, v4),
-                last: from_u128(h, v4),
-                range: index,
-            }));
+        // The router of one range must not be given out from another range.
+        let routers = subnets.iter().filter_map(|subnet| subnet.gateway);
+        let routers: Vec<(IpAddr, IpAddr)> = routers.map(|ip| (ip, ip)).collect();
+        let mut stretches = Vec::new();
+        for (block, excluded) in blocks.iter().zip(excluded) {
+            stretches.extend(block.without(excluded.into_iter().chain(routers.iter().copied())));
         }
         stretches.sort_by_key(|s| s.first);
         Ok(Self { subnets, stretches })
@@ -163,20 +154,9 @@ impl PoolRanges {
     /// The ranges without the addresses of `networks`.
     #[must_use]
     pub fn without(&self, networks: &[IpNet]) -> Self {
-        let rest = |stretch: &AddressBlock| {
-            let v4 = stretch.first.is_ipv4();
-            let same_family = networks.iter().filter(|net| net.addr().is_ipv4() == v4);
-            let holes = same_family.map(|net| (to_u128(net.network()), to_u128(net.broadcast())));
-            let rest = cut(to_u128(stretch.first), to_u128(stretch.last), holes.collect());
-            let range = stretch.range;
-            let stretches = rest.into_iter().map(move |(first, last)| AddressBlock {
-                first: from_u128(first, v4),
-                last: from_u128(last, v4),
-                range,
-            });
-            stretches.collect::<Vec<_>>()
-        };
-        let stretches = self.stretches.iter().flat_map(rest).collect();
+        let holes = || networks.iter().map(|net| (net.network(), net.broadcast()));
+        let stretches =
+            self.stretches.iter().flat_map(|stretch| stretch.without(holes())).collect();
         Self { subnets: self.subnets.clone(), stretches }
     }
 
@@ -185,7 +165,7 @@ impl PoolRanges {
     pub fn total(&self) -> i64 {
         self.stretches
             .iter()
-            .map(AddressBlock::len)
+            .map(|stretch| address_count(stretch.first, stretch.last))
             .fold(0_u128, u128::saturating_add)
             .try_into()
             .unwrap_or(i64::MAX)
@@ -193,14 +173,36 @@ impl PoolRanges {
 }
 
 impl AddressBlock {
-    /// Number of addresses in the stretch.
-    pub fn len(&self) -> u128 {
-        (to_u128(self.last) - to_u128(self.first)).saturating_add(1)
-    }
-
-    /// Returns `false`: a stretch has at least one address.
-    pub fn is_empty(&self) -> bool {
-        false
+    /// Parts of the stretch that are outside the holes. A hole is a pair of its first and last
+    /// address. A hole of the other family has no effect.
+    fn without(&self, holes: impl Iterator<Item = (IpAddr, IpAddr)>) -> Vec<Self> {
+        let (v4, high) = (self.first.is_ipv4(), to_u128(self.last));
+        let same_family = holes.filter(|(first, _)| first.is_ipv4() == v4);
+        let mut holes: Vec<(u128, u128)> =
+            same_family.map(|(first, last)| (to_u128(first), to_u128(last))).collect();
+        holes.sort_unstable();
+        let part = |first: u128, last: u128| Self {
+            first: from_u128(first, v4),
+            last: from_u128(last, v4),
+            range: self.range,
+        };
+        let mut rest = Vec::new();
+        let mut from = Some(to_u128(self.first));
+        for (first, last) in holes {
+            let Some(start) = from else { break };
+            if last < start {
+                continue;
+            }
+            if first > high {
+                break;
+            }
+            if first > start {
+                rest.push(part(start, first - 1));
+            }
+            from = last.checked_add(1).filter(|next| *next <= high);
+        }
+        rest.extend(from.map(|start| part(start, high)));
+        rest
     }
 }
 
@@ -209,6 +211,12 @@ impl Subnet {
     pub fn mask(&self) -> String {
         self.net.netmask().to_string()
     }
+}
+
+/// Number of addresses from `first` to `last`, both included. Both are of the same family, and
+/// `first` is at most `last`. Saturates at `u128::MAX`.
+pub fn address_count(first: IpAddr, last: IpAddr) -> u128 {
+    (to_u128(last) - to_u128(first)).saturating_add(1)
 }
 
 /// Numeric value of an address.
@@ -305,7 +313,7 @@ fn parse_excludes(
     path: &str,
     range: &api::Range,
     subnet: &Subnet,
-) -> Result<Vec<(u128, u128)>, RangeError> {
+) -> Result<Vec<(IpAddr, IpAddr)>, RangeError> {
     let v4 = matches!(subnet.net, IpNet::V4(_));
     range
         .exclude
@@ -334,7 +342,7 @@ fn parse_excludes(
             if first > last {
                 return Err(error(&field, format!("{first} is above {last}: exchange the two")));
             }
-            Ok((to_u128(first), to_u128(last)))
+            Ok((first, last))
         })
         .collect()
 }
@@ -374,28 +382,6 @@ pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
     })
 }
 
-/// Parts of `low..=high` that are outside the holes. A hole is a pair of its first and last value.
-fn cut(low: u128, high: u128, mut holes: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
-    holes.sort_unstable();
-    let mut rest = Vec::new();
-    let mut from = Some(low);
-    for (first, last) in holes {
-        let Some(start) = from else { break };
-        if last < start {
-            continue;
-        }
-        if first > high {
-            break;
-        }
-        if first > start {
-            rest.push((start, first - 1));
-        }
-        from = last.checked_add(1).filter(|next| *next <= high);
-    }
-    rest.extend(from.map(|start| (start, high)));
-    rest
-}
-
 fn parse_ip(field: &str, text: &str) -> Result<IpAddr, RangeError> {
     text.parse()
         .map_err(|_| error(field, format!("{text:?} is not an IP address, such as 192.168.1.10")))
@@ -405,16 +391,8 @@ fn set(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|t| !t.is_empty())
 }
 
-fn subnets_net(subnets: &[Subnet], index: usize) -> &IpNet {
-    &subnets[index].net
-}
-
 fn family_name(v4: bool) -> &'static str {
     if v4 { "IPv4" } else { "IPv6" }
-}
-
-fn same_family(a: &IpNet, b: &IpNet) -> bool {
-    matches!(a, IpNet::V4(_)) == matches!(b, IpNet::V4(_))
 }
 
 fn error(field: &str, message: String) -> RangeError {
