@@ -93,8 +93,8 @@ impl Ledger {
         former: Option<IpAddr>,
         fitness: impl Fn(IpAddr) -> AddressFitness,
     ) -> Result<IpAddr, NoAddress> {
-        if let Some(ip) = self.held.get(key(owner)) {
-            return Ok(*ip);
+        if let Some(ip) = self.held_by(owner) {
+            return Ok(ip);
         }
         if self.free.is_empty() {
             return Err(NoAddress::Full);
@@ -149,13 +149,11 @@ impl Ledger {
         if self.held.contains_key(key(heir)) {
             return false;
         }
-        let Some(owner) = self.claims.remove(&ip) else { return false };
-        self.bytes -= claim_bytes(ip, &owner);
-        if self.held.get(key(&owner)) == Some(&ip) {
-            self.held.remove(key(&owner));
+        let had_owner = self.remove_claim(ip).is_some();
+        if had_owner {
+            self.record(ip, heir.clone());
         }
-        self.record(ip, heir.clone());
-        true
+        had_owner
     }
 
     /// Records the owner's claim of an address, even if the address is not free. Returns `false` if
@@ -173,11 +171,7 @@ impl Ledger {
     /// address is in the ranges, adds the owner to the history, and drops the oldest former owners
     /// above [`HISTORY_LENGTH`].
     pub fn release(&mut self, ip: IpAddr) -> Option<Owner> {
-        let owner = self.claims.remove(&ip)?;
-        self.bytes -= claim_bytes(ip, &owner);
-        if self.held.get(key(&owner)) == Some(&ip) {
-            self.held.remove(key(&owner));
-        }
+        let owner = self.remove_claim(ip)?;
         if self.ranges.find(ip).is_some() {
             if !self.held_back.contains(&ip) && self.open.find(ip).is_some() {
                 self.free.insert(ip);
@@ -322,9 +316,18 @@ impl Ledger {
         self.limit_bytes();
     }
 
+    fn remove_claim(&mut self, ip: IpAddr) -> Option<Owner> {
+        let owner = self.claims.remove(&ip)?;
+        self.bytes -= claim_bytes(ip, &owner);
+        if self.held.get(key(&owner)) == Some(&ip) {
+            self.held.remove(key(&owner));
+        }
+        Some(owner)
+    }
+
     /// Drops the oldest former owners until the ledger has at most [`LEDGER_BYTES`].
     fn limit_bytes(&mut self) {
-        while self.bytes + self.history.bytes > LEDGER_BYTES && self.history.len() > 0 {
+        while self.bytes() > LEDGER_BYTES && self.history.len() > 0 {
             self.history.drop_oldest();
         }
     }

@@ -17,7 +17,7 @@
 //! the LoadBalancer has an address, its former address is called expected: another LoadBalancer
 //! gets an expected address only when the pool has no other address left.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use super::super::ledger::AddressFitness;
@@ -43,14 +43,13 @@ pub(super) struct Reservations {
     /// Map from a LoadBalancer's UID to its reservations: at most one for each address that the
     /// LoadBalancer holds or publishes.
     by_uid: HashMap<String, Vec<Reservation>>,
-    /// Map from an address to the UIDs of the LoadBalancers for which the address is reserved.
-    by_ip: BTreeMap<IpAddr, BTreeSet<String>>,
+    /// Each reserved address, with the UID of a LoadBalancer for which the address is reserved.
+    by_ip: BTreeSet<(IpAddr, String)>,
     /// Map from the UID of each LoadBalancer without an address to its former claim, which the
     /// LoadBalancer will request.
     former: HashMap<String, Claim>,
-    /// Reverse of `former`: a map from a claim to the UIDs of the LoadBalancers that will request
-    /// the claim.
-    expected: BTreeMap<Claim, BTreeSet<String>>,
+    /// Reverse of `former`: each claim, with the UID of a LoadBalancer that will request the claim.
+    expected: BTreeSet<(Claim, String)>,
     /// Map from the UID of a LoadBalancer to the published claim that it must withdraw, because a
     /// ledger has the address for another owner. The address stays reserved until the LoadBalancer
     /// no longer publishes it.
@@ -69,9 +68,10 @@ impl Reservations {
 
     /// Every reservation of an address from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = &Reservation> {
-        self.by_ip.range(first..=last).flat_map(|(ip, uids)| {
-            let all = uids.iter().flat_map(|uid| self.of(uid));
-            all.filter(|reservation| reservation.claim.ip == *ip)
+        let reserved = self.by_ip.range((first, String::new())..);
+        let reserved = reserved.take_while(move |(ip, _)| *ip <= last);
+        reserved.flat_map(|(ip, uid)| {
+            self.of(uid).iter().filter(|reservation| reservation.claim.ip == *ip)
         })
     }
 
@@ -86,13 +86,15 @@ impl Reservations {
         if self.expected.is_empty() {
             return false;
         }
-        let claim = Claim { pool: pool.to_owned(), ip };
-        self.expected.get(&claim).is_some_and(|uids| uids.iter().any(|other| other != uid))
+        let first = (Claim { pool: pool.to_owned(), ip }, String::new());
+        let expected = self.expected.range(first..);
+        let mut of_claim = expected.take_while(|(claim, _)| claim.pool == pool && claim.ip == ip);
+        of_claim.any(|(_, other)| other != uid)
     }
 
     fn insert(&mut self, reservation: Reservation) {
         let uid = reservation.owner.uid.clone();
-        self.by_ip.entry(reservation.claim.ip).or_default().insert(uid.clone());
+        self.by_ip.insert((reservation.claim.ip, uid.clone()));
         self.by_uid.entry(uid).or_default().push(reservation);
     }
 
@@ -100,19 +102,12 @@ impl Reservations {
         let Some(all) = self.by_uid.get_mut(uid) else { return false };
         let before = all.len();
         all.retain(|reservation| reservation.claim != *claim);
-        let (found, empty) = (all.len() < before, all.is_empty());
-        let same_ip = all.iter().any(|reservation| reservation.claim.ip == claim.ip);
-        if empty {
-            self.by_uid.remove(uid);
+        let found = all.len() < before;
+        if found && all.iter().all(|reservation| reservation.claim.ip != claim.ip) {
+            self.by_ip.remove(&(claim.ip, uid.to_owned()));
         }
-        if found
-            && !same_ip
-            && let Some(uids) = self.by_ip.get_mut(&claim.ip)
-        {
-            uids.remove(uid);
-            if uids.is_empty() {
-                self.by_ip.remove(&claim.ip);
-            }
+        if all.is_empty() {
+            self.by_uid.remove(uid);
         }
         found
     }
@@ -121,17 +116,12 @@ impl Reservations {
         if self.former.get(uid) == claim {
             return;
         }
-        if let Some(old) = self.former.remove(uid)
-            && let Some(uids) = self.expected.get_mut(&old)
-        {
-            uids.remove(uid);
-            if uids.is_empty() {
-                self.expected.remove(&old);
-            }
+        if let Some(old) = self.former.remove(uid) {
+            self.expected.remove(&(old, uid.to_owned()));
         }
         if let Some(claim) = claim {
             self.former.insert(uid.to_owned(), claim.clone());
-            self.expected.entry(claim.clone()).or_default().insert(uid.to_owned());
+            self.expected.insert((claim.clone(), uid.to_owned()));
         }
     }
 }
