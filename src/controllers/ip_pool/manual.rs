@@ -51,9 +51,8 @@ impl LedgerTask {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
             let text = stored.manual.as_deref().filter(|_| refused == Some(STILL_IN_USE));
             let Some(asked) = text.and_then(|t| ManualRelease::parse(t).ok()) else { continue };
-            let pool = self.allocator.pools().get(name);
-            let owner = pool.and_then(|p| p.ledger.owner_of(asked.ip));
-            if owner.is_none_or(|owner| owner.name != asked.name) {
+            let claim = Claim { pool: name.clone(), ip: asked.ip };
+            if self.allocator.owner_of(&claim).is_none_or(|owner| owner.name != asked.name) {
                 stored.notice = None;
                 self.allocator.touch(name);
             }
@@ -72,9 +71,8 @@ impl LedgerTask {
                 return refuse("InvalidAnnotation", message);
             }
         };
-        let owner =
-            self.allocator.pools().get(pool).and_then(|p| p.ledger.owner_of(asked.ip)).cloned();
-        let Some(owner) = owner else {
+        let claim = Claim { pool: pool.to_owned(), ip: asked.ip };
+        let Some(owner) = self.allocator.owner_of(&claim).cloned() else {
             // The address is free. Either the operator ended after the release, before it removed
             // the annotation, or the sweep freed the claim.
             return None;
@@ -88,8 +86,7 @@ impl LedgerTask {
         let (namespace, name) = asked.name.split_once('/')?;
         match ApiReader::new(self.ctx.client.clone()).uid_of(namespace, name).await {
             Ok(None) => {
-                self.allocator
-                    .release_claim(&Claim { pool: pool.to_owned(), ip: asked.ip }, &owner);
+                self.allocator.release_claim(&claim, &owner);
                 tracing::info!(pool, ip = %asked.ip, owner = owner.name, "address released by annotation");
                 self.ctx.events.normal(
                     self.reference(pool),

@@ -58,10 +58,7 @@ impl PoolAllocator {
     /// * no other owner has the address where it would be announced for the LoadBalancer.
     pub(super) fn restore_published(&mut self, facts: &LbFacts) {
         let Some(claim) = &facts.published else { return };
-        if !self.claims_of(&facts.owner.uid).is_empty() {
-            return;
-        }
-        if self.is_anothers(claim, facts) {
+        if !self.claims_of(&facts.owner.uid).is_empty() || self.is_anothers(claim, facts) {
             return;
         }
         let Some(pool) = self.pools.get_mut(&claim.pool) else { return };

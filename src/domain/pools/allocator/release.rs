@@ -22,7 +22,10 @@ impl PoolAllocator {
     /// Does nothing if a ledger has the owner's UID under another name: a tenant can write the UID
     /// of any LoadBalancer into the owner reference of a Service of its own.
     pub fn release(&mut self, owner: &Owner) -> Vec<Claim> {
-        if self.claims_of(&owner.uid).iter().any(|claim| self.has_another_name(claim, owner)) {
+        let has_another_name = |claim: &Claim| {
+            self.owner_of(claim).is_some_and(|recorded| recorded.name != owner.name)
+        };
+        if self.claims_of(&owner.uid).iter().any(has_another_name) {
             return Vec::new();
         }
         self.stop_waiting(&owner.uid);
@@ -38,23 +41,19 @@ impl PoolAllocator {
         self.unreserve_claims(&facts.owner.uid, keeps);
     }
 
-    fn has_another_name(&self, claim: &Claim, owner: &Owner) -> bool {
-        let recorded = self.pools.get(&claim.pool).and_then(|pool| pool.ledger.owner_of(claim.ip));
-        recorded.is_some_and(|recorded| recorded.name != owner.name)
+    /// Owner of a claim. `None`: no ledger records the claim.
+    pub fn owner_of(&self, claim: &Claim) -> Option<&Owner> {
+        self.pools.get(&claim.pool)?.ledger.owner_of(claim.ip)
     }
 
     /// Releases one claim, if `owner` is its owner. Returns `false` if the claim has another owner
     /// or does not exist.
     pub fn release_claim(&mut self, claim: &Claim, owner: &Owner) -> bool {
-        let Some(pool) = self.pools.get_mut(&claim.pool) else { return false };
-        if pool.ledger.owner_of(claim.ip) != Some(owner) {
-            return false;
+        let is_owned = self.owner_of(claim) == Some(owner);
+        if is_owned {
+            self.end_claim(claim);
         }
-        pool.ledger.release(claim.ip);
-        self.unhold(owner, claim);
-        self.touch(&claim.pool);
-        self.let_go_elsewhere(claim);
-        true
+        is_owned
     }
 
     /// Releases the owner's claims for which `keeps` returns `false`. Returns these claims.
@@ -66,13 +65,17 @@ impl PoolAllocator {
         let surplus: Vec<Claim> =
             self.claims_of(uid).iter().filter(|claim| !keeps(claim)).cloned().collect();
         for claim in &surplus {
-            let pool = self.pools.get_mut(&claim.pool);
-            if let Some(owner) = pool.and_then(|pool| pool.ledger.release(claim.ip)) {
-                self.unhold(&owner, claim);
-            }
-            self.touch(&claim.pool);
-            self.let_go_elsewhere(claim);
+            self.end_claim(claim);
         }
         surplus
+    }
+
+    fn end_claim(&mut self, claim: &Claim) {
+        let pool = self.pools.get_mut(&claim.pool);
+        if let Some(owner) = pool.and_then(|pool| pool.ledger.release(claim.ip)) {
+            self.unhold(&owner, claim);
+        }
+        self.touch(&claim.pool);
+        self.let_go_elsewhere(claim);
     }
 }

@@ -172,8 +172,7 @@ impl PoolAllocator {
     pub fn merge(&mut self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
-        let parsed = PoolRanges::parse(&seen.spec.ranges);
-        let (ranges, fault) = match parsed {
+        let (ranges, fault) = match PoolRanges::parse(&seen.spec.ranges) {
             Ok(ranges) => (ranges, None),
             Err(fault) => (PoolRanges::default(), Some(fault)),
         };
@@ -181,14 +180,10 @@ impl PoolAllocator {
         let cursor =
             memory.and_then(Ledger::cursor).or_else(|| seen.status.last_allocated.parse().ok());
         let mut ledger = Ledger::new(ranges, cursor);
-        for (ip, name) in &seen.status.allocated_history {
-            if let Ok(ip) = ip.parse()
-                && ledger.ranges().find(ip).is_some()
-            {
-                ledger.remember(ip, name.clone());
-            }
-        }
-        for (ip, name) in memory.into_iter().flat_map(Ledger::history) {
+        let stored_history = seen.status.allocated_history.iter();
+        let stored_history =
+            stored_history.filter_map(|(ip, name)| Some((ip.parse::<IpAddr>().ok()?, name.as_str())));
+        for (ip, name) in stored_history.chain(memory.into_iter().flat_map(Ledger::history)) {
             if ledger.ranges().find(ip).is_some() {
                 ledger.remember(ip, name.to_owned());
             }
