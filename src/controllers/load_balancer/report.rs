@@ -3,7 +3,7 @@
 use kube::{Resource, ResourceExt};
 
 use super::{LbContext, ServingOutcome, leasing};
-use crate::api::{ConditionStatus, LoadBalancer, READY};
+use crate::api::{ConditionStatus, LoadBalancer};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::pools::allocator::ClaimResult;
@@ -22,8 +22,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext
         report_service(lb, report, ctx);
         log_refused(lb, served);
     }
-    let before =
-        lb.status.as_ref().and_then(|s| s.allocated_address.as_ref()).and_then(|a| a.ip.as_deref());
+    let before = facts::allocated_ip(lb);
     match outcome {
         AddressOutcome::Guest(why) => {
             shared.metrics.addressed(&lb.uid().unwrap_or_default());
@@ -58,12 +57,9 @@ pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext
 /// Reports the reason of a vm load balancer's condition Ready, if the reason has changed. `lb`: the
 /// LoadBalancer as it was before the write.
 fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
-    let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
-    let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();
+    let asked = facts::allocated_ip(lb).unwrap_or_default();
     let (status, why, message) = readiness::ready(report, asked);
-    let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
-    let before = conditions.iter().find(|c| c.type_ == READY);
-    let before = before.and_then(|c| c.reason.as_deref());
+    let before = facts::ready(lb).and_then(|c| c.reason.as_deref());
     // A missing announcement is not reported, because the announcer announces an address some time
     // after the Service was written. A doubt about the prober can concern every load balancer, so
     // it is reported by one Event on the Lease, and not here.
@@ -86,8 +82,7 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
 fn log_refused(lb: &LoadBalancer, served: &ServingOutcome) {
     let ServingOutcome { outcome, report, .. } = served;
     let (_, ready) = status::address_and_ready(lb, outcome, report.as_ref());
-    let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
-    let before = conditions.iter().find(|c| c.type_ == READY);
+    let before = facts::ready(lb);
     let is_news = before.is_none_or(|c| (&c.reason, &c.message) != (&ready.reason, &ready.message));
     if ready.reason.as_deref() != Some(reason::BACKEND_ADDRESS_REFUSED) || !is_news {
         return;

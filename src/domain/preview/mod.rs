@@ -164,8 +164,7 @@ pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
 }
 
 fn has(lb: &LoadBalancer) -> String {
-    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
-    allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
+    facts::allocated_ip(lb).unwrap_or_default().to_owned()
 }
 
 /// Line of the plan about a pool, and the planned write of the pool. `None` as the write: nothing

@@ -12,7 +12,8 @@ use crate::reason;
 use crate::{AnnouncedAddresses, Claim, LbFacts, Owner};
 use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK,
-    DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, READY, WorkloadType,
+    Condition, DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, READY,
+    WorkloadType,
 };
 
 /// The Rancher project of a namespace, as its Namespace object names it.
@@ -201,7 +202,7 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {
         return None;
     }
-    allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
+    allocated_ip(lb).filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
 }
 
 /// Whether `status.backendServers` of the LoadBalancer has this address. Only the operator writes
@@ -214,8 +215,17 @@ pub fn lists_backend(lb: &LoadBalancer, address: IpAddr) -> bool {
 /// Whether `status.allocatedAddress` has an address. `0.0.0.0` counts as an address. It means that
 /// the announcer leases the real address by DHCP.
 pub fn has_address(lb: &LoadBalancer) -> bool {
-    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
-    allocated.and_then(|a| a.ip.as_deref()).is_some_and(|ip| !ip.is_empty())
+    allocated_ip(lb).is_some_and(|ip| !ip.is_empty())
+}
+
+/// Value of `status.allocatedAddress.ip`. `None`: the field is not set.
+pub fn allocated_ip(lb: &LoadBalancer) -> Option<&str> {
+    lb.status.as_ref()?.allocated_address.as_ref()?.ip.as_deref()
+}
+
+/// First condition `Ready` in the status. `None`: there is none.
+pub fn ready(lb: &LoadBalancer) -> Option<&Condition> {
+    lb.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == READY)
 }
 
 fn created(lb: &LoadBalancer) -> i64 {

@@ -19,7 +19,7 @@ use crate::vm_backends::listeners;
 use crate::vm_backends::readiness::{self, BackendCounts, ServingStatus};
 use api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
-    EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
+    EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus,
 };
 pub use moving::{keep_old_address, keep_while_served, may_lead_to, moves_from};
 
@@ -143,11 +143,9 @@ pub fn address_and_ready(
     outcome: &AddressOutcome,
     report: Option<&ServingStatus>,
 ) -> (AllocatedAddress, Condition) {
-    let none = LoadBalancerStatus::default();
-    let status = lb.status.as_ref().unwrap_or(&none);
-    let new = allocated(&status.allocated_address.clone().unwrap_or_default(), outcome);
-    let stored = status.conditions.iter().find(|condition| condition.type_ == READY);
-    let ready = ready(outcome, report, &new, listeners::is_vm(lb), stored);
+    let old = lb.status.as_ref().and_then(|status| status.allocated_address.clone());
+    let new = allocated(&old.unwrap_or_default(), outcome);
+    let ready = ready(outcome, report, &new, listeners::is_vm(lb), facts::ready(lb));
     (new, ready)
 }
 
@@ -163,8 +161,7 @@ fn allocated_annotation(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<S
 /// finalizer delays the deletion of the LoadBalancer until the Service is deleted.
 pub fn may_serve(lb: &LoadBalancer) -> bool {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
-    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
-    finalizers.iter().any(|f| f == LB_FINALIZER) && allocated.is_some_and(|a| a.ip.is_some())
+    finalizers.iter().any(|f| f == LB_FINALIZER) && facts::allocated_ip(lb).is_some()
 }
 
 /// Whether a LoadBalancer of type vm that has no address now may still have its former Service: its
@@ -361,8 +358,9 @@ pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
         return None;
     }
     let stored = lb.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let ready = stored.iter().find(|condition| condition.type_ == READY);
-    if ready.is_some_and(|ready| ready.reason.as_deref() != Some(reason::OTHER_CONTROLLER)) {
+    let has_other_reason =
+        |ready: &Condition| ready.reason.as_deref() != Some(reason::OTHER_CONTROLLER);
+    if facts::ready(lb).is_some_and(has_other_reason) {
         return None;
     }
     let message = reason::other_controller(holder);

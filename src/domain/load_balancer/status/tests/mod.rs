@@ -8,7 +8,7 @@ use super::*;
 use crate::Claim;
 use crate::pools::ranges::Subnet;
 use crate::reason::NoAddressReason;
-use api::{LoadBalancerStatus, WorkloadType};
+use api::{LoadBalancerStatus, READY, WorkloadType};
 
 const THEN: &str = "2026-01-01T00:00:00Z";
 const NOW: &str = "2026-02-02T00:00:00Z";

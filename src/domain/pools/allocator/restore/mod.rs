@@ -180,10 +180,9 @@ impl PoolAllocator {
         let cursor =
             memory.and_then(Ledger::cursor).or_else(|| seen.status.last_allocated.parse().ok());
         let mut ledger = Ledger::new(ranges, cursor);
-        let stored_history = seen.status.allocated_history.iter();
-        let stored_history =
-            stored_history.filter_map(|(ip, name)| Some((ip.parse::<IpAddr>().ok()?, name.as_str())));
-        for (ip, name) in stored_history.chain(memory.into_iter().flat_map(Ledger::history)) {
+        let history = seen.status.allocated_history.iter();
+        let history = history.filter_map(|(ip, name)| Some((ip.parse().ok()?, name.as_str())));
+        for (ip, name) in history.chain(memory.into_iter().flat_map(Ledger::history)) {
             if ledger.ranges().find(ip).is_some() {
                 ledger.remember(ip, name.to_owned());
             }
