@@ -13,7 +13,7 @@ pub mod webhook_configuration;
 
 use std::fmt;
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,22 @@ impl fmt::Display for Refusal {
         }
         write!(f, "{}: {}", self.field, self.message)
     }
+}
+
+/// Whether the object is being deleted.
+fn is_leaving(object: &Value) -> bool {
+    !object["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// Map under `field` in the object's metadata, such as `labels`. A map that is absent or null is
+/// added. `None`: the object has no metadata, or the field has another value.
+fn metadata_map<'a>(object: &'a mut Value, field: &str) -> Option<&'a mut Map<String, Value>> {
+    let metadata = object.get_mut("metadata")?.as_object_mut()?;
+    let map = metadata.entry(field).or_insert(Value::Null);
+    if map.is_null() {
+        *map = json!({});
+    }
+    map.as_object_mut()
 }
 
 /// Answer to a request. The default admits the request unchanged.

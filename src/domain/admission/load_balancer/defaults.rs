@@ -4,6 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::super::metadata_map;
 use super::{AdmissionAnswer, AdmissionRequest, is_blank, is_guest, read, shown};
 use crate::load_balancer::facts::{self, LbSurroundings, Project};
 use api::{
@@ -26,15 +27,8 @@ pub(super) fn annotations(
     answer: &mut AdmissionAnswer,
 ) {
     let guest = is_guest(object);
-    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    let label = metadata.get("labels").and_then(|labels| labels.get(LABEL_CLUSTER)).cloned();
-    let unset = metadata.get("annotations").is_none_or(Value::is_null);
-    if unset {
-        metadata.insert("annotations".to_owned(), json!({}));
-    }
-    let Some(given) = metadata.get_mut("annotations").and_then(Value::as_object_mut) else {
-        return;
-    };
+    let label = object["metadata"]["labels"].get(LABEL_CLUSTER).cloned();
+    let Some(given) = metadata_map(object, "annotations") else { return };
     let before = request.old.and_then(|old| old.pointer("/metadata/annotations"));
     let mut owned = |key: &str, of: &str, value: Option<&str>| {
         let sent = given.get(key).filter(|sent| !is_blank(sent)).cloned();
@@ -75,12 +69,7 @@ pub(super) fn annotations(
 pub(super) fn former(object: &mut Value, request: &AdmissionRequest<'_>) {
     let published = read(request, object).as_ref().and_then(facts::published);
     let Some(claim) = published else { return };
-    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    let annotations = metadata.entry("annotations").or_insert(Value::Null);
-    if annotations.is_null() {
-        *annotations = json!({});
-    }
-    if let Some(given) = annotations.as_object_mut() {
+    if let Some(given) = metadata_map(object, "annotations") {
         if_silent(given, ANNOTATION_ALLOCATED, Some(json!(facts::written(&claim))));
     }
 }

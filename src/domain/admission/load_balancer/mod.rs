@@ -17,7 +17,7 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{AdmissionAnswer, AdmissionRequest, Operation};
+use super::{AdmissionAnswer, AdmissionRequest, Operation, is_leaving};
 use crate::conversion::annotations;
 use crate::load_balancer::facts::{self, LbSurroundings};
 use crate::pools::selection::PoolSelector;
@@ -204,10 +204,6 @@ fn read(request: &AdmissionRequest<'_>, object: &Value) -> Option<LoadBalancer> 
     let mut lb: LoadBalancer = serde_json::from_value(object.clone()).ok()?;
     lb.metadata.namespace = Some(request.namespace.to_owned());
     Some(lb)
-}
-
-fn is_leaving(object: &Value) -> bool {
-    object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null())
 }
 
 fn has_finalizer(object: &Value) -> bool {

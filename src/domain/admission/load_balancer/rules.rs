@@ -5,7 +5,8 @@ use super::super::Refusal;
 use super::{AdmissionAnswer, CandidatePool, LbRuleFacts, NamedPool};
 use crate::dhcp_lease;
 use crate::load_balancer::bounds;
-use crate::load_balancer::facts::{self, Project};
+use crate::load_balancer::facts::{self, LbSurroundings, Project};
+use crate::pools::selection::{PoolRequirement, PoolSelector};
 use crate::reason::NoAddressReason;
 use crate::vm_backends::health;
 use crate::vm_backends::listeners;
@@ -17,8 +18,7 @@ use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, Load
 pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
     old.is_none_or(|old| {
         old.spec != lb.spec
-            || cluster(old) != cluster(lb)
-            || changes_network(lb, old)
+            || requirement(old) != requirement(lb)
             || leaser(old) != leaser(lb)
             || asks(old) != asks(lb)
     })
@@ -165,14 +165,10 @@ fn pool(
     }
     let requirement = facts::requirement(lb, &known.around);
     let Some(name) = facts::named_pool(lb) else {
-        let served = |pools: &Vec<_>| {
-            pools.iter().any(|selector: &crate::pools::selection::PoolSelector| {
-                selector.fit(&requirement).is_some()
-            })
-        };
+        let fits = |selector: &PoolSelector| selector.fit(&requirement).is_some();
         if known.around.project != Project::Unknown
             && old.and_then(facts::published).is_none()
-            && known.pools.as_ref().is_some_and(|pools| !served(pools))
+            && known.pools.as_ref().is_some_and(|pools| !pools.iter().any(fits))
         {
             answer.warn(format!(
                 "no IPPool admits this LoadBalancer now, so it waits: {requirement}"
@@ -235,11 +231,12 @@ fn elsewhere(known: &LbRuleFacts) -> Option<&NoAddressReason> {
 
 /// Whether an annotation of the LoadBalancer names another network than before.
 pub(super) fn changes_network(lb: &LoadBalancer, old: &LoadBalancer) -> bool {
-    network(old) != network(lb)
+    requirement(old).network != requirement(lb).network
 }
 
-fn network(lb: &LoadBalancer) -> String {
-    facts::requirement(lb, &facts::LbSurroundings::default()).network
+/// Requirement by the LoadBalancer's own fields: its namespace, its network and its guest cluster.
+fn requirement(lb: &LoadBalancer) -> PoolRequirement {
+    facts::requirement(lb, &LbSurroundings::default())
 }
 
 fn leaser(lb: &LoadBalancer) -> Option<&String> {
@@ -249,8 +246,4 @@ fn leaser(lb: &LoadBalancer) -> Option<&String> {
 fn asks(lb: &LoadBalancer) -> Vec<Option<&String>> {
     let annotations = lb.metadata.annotations.as_ref();
     dhcp_lease::ASKING.iter().map(|key| annotations?.get(*key)).collect()
-}
-
-fn cluster(lb: &LoadBalancer) -> String {
-    facts::requirement(lb, &facts::LbSurroundings::default()).cluster
 }

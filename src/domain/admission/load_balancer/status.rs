@@ -140,8 +140,8 @@ pub(super) fn check(
     let mut differences = Vec::new();
     compare("status", &was, &is, &mut differences);
     for (field, is, sent) in differences {
-        let is = if is_blank(is) { "unset".to_owned() } else { shown(is) };
-        let sent = if is_blank(sent) { "unset".to_owned() } else { shown(sent) };
+        let text = |value| if is_blank(value) { "unset".to_owned() } else { shown(value) };
+        let (is, sent) = (text(is), text(sent));
         answer.refuse(
             field,
             format!(

@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 pub use leased_addresses::Leased;
 pub use mutation::{mutate, network};
 
-use super::{AdmissionAnswer, AdmissionRequest, Operation};
+use super::{AdmissionAnswer, AdmissionRequest, Operation, is_leaving};
 use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
 use crate::object_fields::rfc3339;
@@ -123,7 +123,7 @@ pub fn answer_or_ask(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
         (Operation::Create | Operation::Update, Some(object), _) => (object, false),
         _ => return pass(),
     };
-    if leaves(object) {
+    if is_leaving(object) {
         return pass();
     }
     let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
@@ -336,13 +336,9 @@ fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     if !["", "status"].contains(&request.subresource) {
         return None;
     }
-    let nothing = Map::new();
-    let fields = |of: &'_ Value| of["status"].as_object().cloned().unwrap_or(nothing.clone());
-    let (new, old) = (fields(object), fields(old));
-    let set = |status: &Map<String, Value>, key: &str| {
-        status.get(key).filter(|value| !value.is_null()).cloned()
-    };
-    let field = old.keys().chain(new.keys()).find(|key| set(&old, key) != set(&new, key))?;
+    let (new, old) = (&object["status"], &old["status"]);
+    let mut fields = [old, new].into_iter().filter_map(Value::as_object).flat_map(Map::keys);
+    let field = fields.find(|field| old[*field] != new[*field])?;
     let mut answer = AdmissionAnswer::default();
     answer.refuse(
         format!("status.{field}"),
@@ -392,11 +388,6 @@ fn name_some(holders: &[ClaimHolder]) -> String {
         0 => named,
         more => format!("{named} and {more} more"),
     }
-}
-
-/// Whether the object is being deleted.
-fn leaves(object: &Value) -> bool {
-    !object["metadata"]["deletionTimestamp"].is_null()
 }
 
 fn created(object: &Value) -> i64 {

@@ -6,7 +6,7 @@
 //!   second pair of configurations;
 //! * only fields that are decided here are changed; fields of other clients are not changed.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use api::{GROUP, MANAGER};
 
@@ -219,10 +219,14 @@ pub fn needs_conversion(crd: &Value) -> bool {
 
 /// Whether the stored object has the desired content.
 pub fn has_content(stored: &Value, wanted: &Value) -> bool {
-    // The configuration that Harvester's Go webhook wrote has a Secret as owner. The deletion of
-    // that Secret would delete the configuration, so the owner must be removed.
-    let others = stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null();
-    !others && covers(stored, wanted)
+    !has_unwanted_owners(stored, wanted) && covers(stored, wanted)
+}
+
+/// Whether the stored object has owners, and the desired content has none. The configuration that
+/// Harvester's Go webhook wrote has a Secret as owner. The deletion of that Secret would delete the
+/// configuration, so the owner must be removed.
+fn has_unwanted_owners(stored: &Value, wanted: &Value) -> bool {
+    stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null()
 }
 
 /// Whether `stored` contains everything in `wanted`. `stored` may have further fields, but a list
@@ -248,12 +252,9 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
 /// stored object has changed since it was read.
 pub fn patch(stored: &Value, wanted: &Value) -> Value {
     let mut patch = wanted.clone();
-    let metadata = patch.as_object_mut().map(|patch| patch.entry("metadata"));
-    if let Some(metadata) = metadata.map(|m| m.or_insert_with(|| Value::Object(Map::new()))) {
-        metadata["resourceVersion"] = stored["metadata"]["resourceVersion"].clone();
-        if stored["metadata"].get(OWNERS).is_some() && metadata[OWNERS].is_null() {
-            metadata[OWNERS] = Value::Null;
-        }
+    patch["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"].clone();
+    if has_unwanted_owners(stored, wanted) {
+        patch["metadata"][OWNERS] = Value::Null;
     }
     patch
 }

@@ -8,8 +8,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::{AdmissionAnswer, AdmissionRequest, Operation};
-use super::{leaves, text};
+use super::super::{AdmissionAnswer, AdmissionRequest, Operation, is_leaving, metadata_map};
+use super::text;
 use api::{LABEL_GLOBAL_POOL, LABEL_VID};
 
 const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
@@ -28,7 +28,7 @@ pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAns
     if let Some(old) = request.old {
         restore_status(&mut new, old);
     }
-    if !leaves(object) && object.is_object() {
+    if !is_leaving(object) && object.is_object() {
         let old_spec = request.old.map(|old| &old["spec"]);
         if old_spec != Some(&object["spec"]) {
             check(&object["spec"], &mut answer);
@@ -71,12 +71,7 @@ fn label(new: &mut Value, vlan: Option<u16>) {
         None if network(new).is_empty() => Some("0".to_owned()),
         None => None,
     };
-    let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    let labels = metadata.entry("labels").or_insert(Value::Null);
-    if labels.is_null() {
-        *labels = json!({});
-    }
-    let Some(labels) = labels.as_object_mut() else { return };
+    let Some(labels) = metadata_map(new, "labels") else { return };
     labels.insert(LABEL_GLOBAL_POOL.to_owned(), json!(global));
     if let Some(vid) = vid {
         labels.insert(LABEL_VID.to_owned(), json!(vid));
