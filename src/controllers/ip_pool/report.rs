@@ -6,6 +6,7 @@ use kube::{Resource, ResourceExt};
 
 use super::LedgerTask;
 use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool};
+use crate::domain::limits::text::some_of;
 use crate::domain::pools::allocator::LedgerRepair;
 use crate::domain::pools::allocator::overlap::{OverlapNews, SharedAddress};
 use crate::domain::reason::NoAddressReason;
@@ -142,16 +143,10 @@ impl LedgerTask {
 }
 
 fn kept_note(pool: &str, orphans: &[(Claim, Owner)]) -> String {
-    let named = orphans.iter().take(MOST_NAMED);
-    let named: Vec<String> =
-        named.map(|(claim, owner)| format!("{} of {}", claim.ip, owner.name)).collect();
-    let more = match orphans.len() - named.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let named = orphans.iter().map(|(claim, owner)| format!("{} of {}", claim.ip, owner.name));
+    let named = some_of(named, MOST_NAMED);
     format!(
-        "addresses of LoadBalancers that do not exist stay recorded: {}{more}. A LoadBalancer that is created again gets its address again; kubectl annotate ippool {pool} {ANNOTATION_KEEP_ORPHANS}- frees the other addresses",
-        named.join(", ")
+        "addresses of LoadBalancers that do not exist stay recorded: {named}. A LoadBalancer that is created again gets its address again; kubectl annotate ippool {pool} {ANNOTATION_KEEP_ORPHANS}- frees the other addresses"
     )
 }
 

@@ -33,6 +33,14 @@ pub fn shorten_some(text: &mut Option<String>, longest: usize) {
     }
 }
 
+/// First `most` items, separated by commas, and the number of the others, such as
+/// `a, b and 7 more`.
+pub fn some_of(items: impl ExactSizeIterator<Item = String>, most: usize) -> String {
+    let more = items.len().saturating_sub(most);
+    let shown = items.take(most).collect::<Vec<_>>().join(", ");
+    if more == 0 { shown } else { format!("{shown} and {more} more") }
+}
+
 /// Returns the text if it has at most `longest` bytes. `None`: the text is longer. A name that
 /// decides is not cut, because a cut name could be another object's.
 pub fn within(text: &str, longest: usize) -> Option<&str> {
@@ -49,6 +57,14 @@ mod tests {
         assert_eq!(cut("0123456789".into(), 10), "0123456789");
         assert_eq!(cut("0123456789a".into(), 10), "0123456...");
         assert_eq!(cut("ääääää".into(), 10), "äää...");
+    }
+
+    #[test]
+    fn of_many_items_the_first_are_named_and_the_others_counted() {
+        let some = |items: &[&str]| some_of(items.iter().map(ToString::to_string), 2);
+        assert_eq!(some(&[]), "");
+        assert_eq!(some(&["a", "b"]), "a, b");
+        assert_eq!(some(&["a", "b", "c", "d"]), "a, b and 2 more");
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub use leased_addresses::Leased;
 pub use mutation::{mutate, network};
 
 use super::{AdmissionAnswer, AdmissionRequest, Operation, is_leaving};
+use crate::limits::text::some_of;
 use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
 use crate::object_fields::rfc3339;
@@ -381,13 +382,7 @@ fn holders(pool: &Value) -> Vec<ClaimHolder> {
 }
 
 fn name_some(holders: &[ClaimHolder]) -> String {
-    let named: Vec<String> =
-        holders.iter().take(NAMED).map(|h| format!("{} ({})", h.ip, h.name)).collect();
-    let named = named.join(", ");
-    match holders.len().saturating_sub(NAMED) {
-        0 => named,
-        more => format!("{named} and {more} more"),
-    }
+    some_of(holders.iter().map(|holder| format!("{} ({})", holder.ip, holder.name)), NAMED)
 }
 
 fn created(object: &Value) -> i64 {

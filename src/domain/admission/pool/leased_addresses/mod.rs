@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::super::AdmissionAnswer;
 use super::{NAMED, PoolQuestion, PoolRuleFacts};
+use crate::limits::text::some_of;
 use crate::network::Segment;
 
 /// An address that the host cluster leased by DHCP.
@@ -42,16 +43,11 @@ pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut
         .collect();
     taken.sort_by_key(|(range, leased)| (*range, leased.ip));
     let Some((range, _)) = taken.first() else { return };
-    let named = taken.iter().take(NAMED).map(|(_, l)| format!("{} ({})", l.ip, l.name));
-    let named = named.collect::<Vec<_>>().join(", ");
-    let more = match taken.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let named = some_of(taken.iter().map(|(_, l)| format!("{} ({})", l.ip, l.name)), NAMED);
     answer.refuse(
         format!("spec.ranges[{range}]"),
         format!(
-            "a DHCP server of this network leased {named}{more}: give the pool addresses that the server does not give out, or add these to exclude"
+            "a DHCP server of this network leased {named}: give the pool addresses that the server does not give out, or add these to exclude"
         ),
     );
 }
