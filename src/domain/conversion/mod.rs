@@ -43,9 +43,12 @@ use serde_json::{Map, Value, json};
 use annotations::CarriedFields;
 use api::{self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, LABEL_VM_NAME, v1alpha1};
 
-/// Fields of a health check that are numbers: (name in v1beta1, name in v1alpha1, default of a
-/// field that is not set).
-const HEALTH: [(&str, &str, i32); 5] = [
+/// Field of a health check that is a number: (name in v1beta1, name in v1alpha1, default of a field
+/// that is not set).
+type HealthNumber = (&'static str, &'static str, i32);
+
+/// Fields of a health check that are numbers.
+const HEALTH: [HealthNumber; 5] = [
     ("port", "port", 0),
     ("successThreshold", "successThreshold", 1),
     ("failureThreshold", "failureThreshold", 3),
@@ -290,21 +293,9 @@ fn listener(listener: &Value) -> Value {
 /// Converts a health check from v1beta1 to v1alpha1. `None`: `value` is neither a JSON object nor
 /// null.
 fn show_health(value: &Value) -> Option<Value> {
-    let fields = match value {
-        Value::Object(fields) => fields,
-        Value::Null => return Some(Value::Null),
-        _ => return None,
-    };
-    let mut shown = fields.clone();
-    shown.retain(|key, _| !HEALTH_V1BETA1.contains(&key.as_str()));
-    for (name, _, _) in HEALTH {
-        shown.remove(name);
-    }
-    for (name, older, default) in HEALTH {
-        let number = number(fields.get(name), default);
-        shown.insert(older.to_owned(), json!(number));
-    }
-    Some(Value::Object(shown))
+    translate_health(value, |fields, (name, older, default)| {
+        Some((older, json!(number(fields.get(name), default))))
+    })
 }
 
 /// Returns `value` as a number, or `default` if `value` is not a whole number from 0 to `i32::MAX`.
@@ -317,23 +308,29 @@ fn number(value: Option<&Value>, default: i32) -> i32 {
 /// Converts a health check from v1alpha1 to v1beta1. `None`: `value` is neither a JSON object nor
 /// null.
 fn read_health(value: &Value) -> Option<Value> {
+    translate_health(value, |fields, (name, older, _)| Some((name, fields.get(older)?.clone())))
+}
+
+/// Converts a health check to the other version. `field`: name and value of one of the numbers
+/// ([`HEALTH`]) in the other version, from the fields of the health check. `None`: `value` is
+/// neither a JSON object nor null.
+fn translate_health(
+    value: &Value,
+    field: impl Fn(&Map<String, Value>, HealthNumber) -> Option<(&'static str, Value)>,
+) -> Option<Value> {
     let fields = match value {
         Value::Object(fields) => fields,
         Value::Null => return Some(Value::Null),
         _ => return None,
     };
-    let mut read = fields.clone();
-    for (name, older, _) in HEALTH {
-        read.remove(older);
-        read.remove(name);
-    }
-    read.retain(|key, _| !HEALTH_V1BETA1.contains(&key.as_str()));
-    for (name, older, _) in HEALTH {
-        if let Some(value) = fields.get(older) {
-            read.insert(name.to_owned(), value.clone());
-        }
-    }
-    Some(Value::Object(read))
+    let mut translated = fields.clone();
+    translated.retain(|key, _| {
+        let is_number = HEALTH.iter().any(|(name, older, _)| key == name || key == older);
+        !is_number && !HEALTH_V1BETA1.contains(&key.as_str())
+    });
+    let numbers = HEALTH.into_iter().filter_map(|names| field(fields, names));
+    translated.extend(numbers.map(|(name, number)| (name.to_owned(), number)));
+    Some(Value::Object(translated))
 }
 
 /// Merges two versions of one health check. `travelled`: the health check in v1beta1, which the
