@@ -40,14 +40,13 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<ExpiringCreden
         let end = status.expires_at.as_deref().and_then(timestamp::parse_rfc3339);
         let is_soon = expiry::alarm(&plan, &state, end).is_some_and(|alarm| alarm <= now);
         let place = match &rotation.spec.target.secret {
-            Some(target) => secret(&namespace, &target.name, &target.key),
+            Some(SecretTarget { name, key, kubeconfig_user, .. }) => {
+                secret(&namespace, name, key, kubeconfig_user.as_deref())
+            }
             None => format!("TokenRotation {namespace}/{name}"),
         };
-        let place = with_user(place, rotation.spec.target.secret.as_ref());
-        return end
-            .map(|end| ExpiringCredential { end, place, is_soon, renewed_by })
-            .into_iter()
-            .collect();
+        let credential = end.map(|end| ExpiringCredential { end, place, is_soon, renewed_by });
+        return credential.into_iter().collect();
     }
     let near = now + plan.schedule.minimum_left;
     let one = |one: &WatchedCredential| {
@@ -77,10 +76,8 @@ pub fn of_secret(
     let target = SecretTarget { name: name.to_owned(), key: key.to_owned(), ..Default::default() };
     let listed = target_secret::read(&target, false, Some(content)).watched.listed;
     let one = |one: &WatchedCredential| {
-        let mut place = secret(namespace, name, key);
-        if !one.user.is_empty() {
-            place = format!("{place}, user {}", one.user);
-        }
+        let user = Some(one.user.as_str()).filter(|user| !user.is_empty());
+        let place = secret(namespace, name, key, user);
         let is_soon = watched::is_near(one, now + MINIMUM_LEFT);
         Some(ExpiringCredential { end: watched::expiry(one)?, place, is_soon, renewed_by: None })
     };
@@ -103,13 +100,7 @@ pub fn merged(
     all
 }
 
-fn secret(namespace: &str, name: &str, key: &str) -> String {
-    format!("Secret {namespace}/{name}, key {key}")
-}
-
-fn with_user(place: String, target: Option<&SecretTarget>) -> String {
-    match target.and_then(|target| target.kubeconfig_user.as_ref()) {
-        Some(user) => format!("{place}, user {user}"),
-        None => place,
-    }
+fn secret(namespace: &str, name: &str, key: &str, user: Option<&str>) -> String {
+    let user = user.map(|user| format!(", user {user}")).unwrap_or_default();
+    format!("Secret {namespace}/{name}, key {key}{user}")
 }

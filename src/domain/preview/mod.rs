@@ -11,7 +11,7 @@ pub mod unread;
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use self::credentials::ExpiringCredential;
 use crate::load_balancer::facts;
@@ -21,7 +21,7 @@ use crate::pools::status::{pool_ready, pool_status};
 use crate::takeover::forecast::{self, Effect, Forecast};
 use crate::takeover::steps::{Leader, WebhookContent};
 use crate::vm_backends::readiness::ServingStatus;
-use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
+use api::{Condition, ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 
 /// Plan of what the operator would do if it became the leader now.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +57,23 @@ pub struct ConditionContent {
     pub message: String,
 }
 
+impl ConditionContent {
+    /// Content if there is no condition. `message`: text that says why.
+    fn none(message: &str) -> Self {
+        Self { message: message.to_owned(), ..Self::default() }
+    }
+}
+
+impl From<Condition> for ConditionContent {
+    fn from(ready: Condition) -> Self {
+        Self {
+            ready: Some(ready.status),
+            reason: ready.reason.unwrap_or_default(),
+            message: ready.message.unwrap_or_default(),
+        }
+    }
+}
+
 /// Line of the plan about a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancerLine {
@@ -68,6 +85,13 @@ pub struct LoadBalancerLine {
     pub gets: String,
     /// Condition `Ready` that the operator would write into the LoadBalancer.
     pub said: ConditionContent,
+}
+
+impl LoadBalancerLine {
+    fn new(lb: &LoadBalancer, gets: String, said: ConditionContent) -> Self {
+        let has = facts::allocated_ip(lb).unwrap_or_default().to_owned();
+        Self { name: facts::name(lb), has, gets, said }
+    }
 }
 
 /// Line of the plan about a pool.
@@ -106,15 +130,11 @@ impl PlannedWrite {
 /// Fields that a merge patch sets, down to the second level, such as `status.conditions`.
 /// `metadata.resourceVersion` is left out, because it is only a precondition.
 fn fields(patch: &Value) -> Vec<String> {
-    let mut fields = Vec::new();
-    for (name, value) in patch.as_object().into_iter().flatten() {
-        for inner in value.as_object().into_iter().flatten().map(|(inner, _)| inner) {
-            if !(name == "metadata" && inner == "resourceVersion") {
-                fields.push(format!("{name}.{inner}"));
-            }
-        }
-    }
-    fields
+    let fields = patch.as_object().into_iter().flatten().flat_map(|(name, value)| {
+        let inner = value.as_object().into_iter().flat_map(Map::keys);
+        inner.map(move |inner| format!("{name}.{inner}"))
+    });
+    fields.filter(|field| field != "metadata.resourceVersion").collect()
 }
 
 /// Line of the plan about a LoadBalancer, and the planned write. `None` as the write: nothing would
@@ -128,16 +148,7 @@ pub fn load_balancer(
     now: &str,
 ) -> (LoadBalancerLine, Option<PlannedWrite>) {
     let (address, ready) = status::address_and_ready(lb, outcome, report);
-    let line = LoadBalancerLine {
-        name: facts::name(lb),
-        has: has(lb),
-        gets: address.ip.unwrap_or_default(),
-        said: ConditionContent {
-            ready: Some(ready.status),
-            reason: ready.reason.unwrap_or_default(),
-            message: ready.message.unwrap_or_default(),
-        },
-    };
+    let line = LoadBalancerLine::new(lb, address.ip.unwrap_or_default(), ready.into());
     let patch = status::patch(lb, outcome, report, now);
     let change = patch.map(|patch| PlannedWrite::patch("LoadBalancer", &line.name, &patch));
     (line, change)
@@ -146,10 +157,7 @@ pub fn load_balancer(
 /// Line of the plan about a LoadBalancer that is being deleted, and the write that removes the
 /// operator's finalizer. `None` as the write: the LoadBalancer does not have this finalizer.
 pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
-    let message = forecast::LEAVING.to_owned();
-    let said = ConditionContent { message, ..ConditionContent::default() };
-    let name = facts::name(lb);
-    let line = LoadBalancerLine { name, has: has(lb), gets: String::new(), said };
+    let line = LoadBalancerLine::new(lb, String::new(), ConditionContent::none(forecast::LEAVING));
     let patch = status::finalize(lb);
     let change = patch.map(|patch| PlannedWrite::patch("LoadBalancer", &line.name, &patch));
     (line, change)
@@ -158,13 +166,9 @@ pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
 /// Line of the plan about a LoadBalancer whose address cannot be planned, because facts could not
 /// be read. The line shows the present address as the planned one.
 pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
-    let message = "not known: see \"Not known\" below".to_owned();
-    let said = ConditionContent { message, ..ConditionContent::default() };
-    LoadBalancerLine { name: facts::name(lb), has: has(lb), gets: has(lb), said }
-}
-
-fn has(lb: &LoadBalancer) -> String {
-    facts::allocated_ip(lb).unwrap_or_default().to_owned()
+    let said = ConditionContent::none("not known: see \"Not known\" below");
+    let line = LoadBalancerLine::new(lb, String::new(), said);
+    LoadBalancerLine { gets: line.has.clone(), ..line }
 }
 
 /// Line of the plan about a pool, and the planned write of the pool. `None` as the write: nothing
@@ -178,15 +182,10 @@ pub fn pool(
     touched: bool,
     now: &str,
 ) -> (PoolLine, Option<PlannedWrite>) {
-    let ready = pool_ready(pool);
     let line = PoolLine {
         name: seen.name.clone(),
         available: pool.ledger.available(),
-        said: ConditionContent {
-            ready: Some(ready.status),
-            reason: ready.reason.unwrap_or_default(),
-            message: ready.message.unwrap_or_default(),
-        },
+        said: pool_ready(pool).into(),
     };
     let stored = &seen.status;
     let new = pool_status(pool, &stored.conditions, None, None, stored.observed_generation, now);
@@ -202,7 +201,7 @@ pub fn pool(
 fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
     let fields = |status: &IPPoolStatus| match serde_json::to_value(status) {
         Ok(Value::Object(fields)) => fields,
-        _ => serde_json::Map::new(),
+        _ => Map::new(),
     };
     let (stored, new) = (fields(stored), fields(new));
     let names: BTreeSet<&String> = stored.keys().chain(new.keys()).collect();
