@@ -81,12 +81,8 @@ impl LedgerTask {
         let mut failed = BTreeSet::new();
         let mut jobs = Vec::new();
         for name in self.allocator.take_touched() {
-            let resting = self
-                .trouble
-                .get(&name)
-                .and_then(|t| t.retry_at)
-                .is_some_and(|at| at > Instant::now());
-            if resting {
+            let retry_at = self.trouble.get(&name).and_then(|trouble| trouble.retry_at);
+            if retry_at.is_some_and(|at| at > Instant::now()) {
                 failed.insert(name);
             } else if let (Some(pool), Some(stored)) =
                 (self.allocator.pools().get(&name), self.stored.get(&name))
@@ -103,12 +99,12 @@ impl LedgerTask {
                 Ok(meta) => {
                     self.trouble.remove(&job.name);
                     if let Some(stored) = self.stored.get_mut(&job.name) {
-                        let pool =
-                            self.allocator.pools().get(&job.name).filter(|_| job.status.is_some());
-                        self.bytes_written += pool.map_or(0, |pool| pool.ledger.bytes());
                         stored.update(&meta);
-                        stored.status =
-                            job.status.map_or_else(|| std::mem::take(&mut stored.status), |s| s.1);
+                        if let Some((_, written)) = job.status {
+                            let pool = self.allocator.pools().get(&job.name);
+                            self.bytes_written += pool.map_or(0, |pool| pool.ledger.bytes());
+                            stored.status = written;
+                        }
                         if job.after.is_some() {
                             stored.manual = None;
                         }

@@ -80,12 +80,7 @@ impl RequestBatch {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.claims.is_empty()
-            && self.releases.is_empty()
-            && self.pools.is_empty()
-            && !self.networks
-            && !self.conditions
-            && self.orphans.is_empty()
+        self.releases.is_empty() && self.orphans.is_empty() && !self.may_give_an_address()
     }
 }
 

@@ -31,7 +31,7 @@ pub use self::restored::keep_published;
 use self::stored::StoredPool;
 use super::Context;
 use crate::domain::object_fields::resource_version::is_newer;
-use crate::domain::pools::allocator::PoolAllocator;
+use crate::domain::pools::allocator::{ClaimResult, PoolAllocator};
 use crate::domain::pools::write_pacing::{WaitingRequests, WritePace};
 use crate::domain::{Claim, Owner};
 
@@ -243,14 +243,9 @@ impl LedgerTask {
 
     /// Answers the requests whose pools were written. Refuses the other requests, so that their
     /// callers retry.
-    fn answer(
-        &self,
-        batch: RequestBatch,
-        results: Vec<crate::domain::pools::allocator::ClaimResult>,
-        failed: &BTreeSet<String>,
-    ) {
-        use crate::domain::pools::allocator::ClaimResult;
-        self.ctx.metrics.batch_size.observe(to_f64(batch.claims.len() + batch.releases.len()));
+    fn answer(&self, batch: RequestBatch, results: Vec<ClaimResult>, failed: &BTreeSet<String>) {
+        let requests = u32::try_from(batch.claims.len() + batch.releases.len());
+        self.ctx.metrics.batch_size.observe(requests.unwrap_or(u32::MAX).into());
         for ((_, reply), result) in batch.claims.into_iter().zip(results) {
             let answer = match &result {
                 ClaimResult::Held { claim, .. } if failed.contains(&claim.pool) => {
@@ -273,10 +268,6 @@ impl LedgerTask {
             drop(reply.map(|reply| reply.send(answer)));
         }
     }
-}
-
-fn to_f64(count: usize) -> f64 {
-    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub(super) async fn allocate(
     let ObservedLb { lb, fresh, .. } = observed;
     let views = &ctx.shared.views;
     if let Some(removal) = views.removal_of(lb) {
-        return refuse(observed, removal, ctx).await.map(Allocation::Done);
+        return refuse(observed, removal, ctx).await;
     }
     if !wants_pool(lb) {
         let allocation = Box::pin(leasing::allocate(lb, ctx)).await?;
@@ -39,7 +39,7 @@ pub(super) async fn allocate(
         if !ctx.vms_overdue() {
             return Ok(Allocation::Unobserved);
         }
-        return refuse(observed, NoAddressReason::NetworkUnknown, ctx).await.map(Allocation::Done);
+        return refuse(observed, NoAddressReason::NetworkUnknown, ctx).await;
     }
     let around = views.around(lb);
     if around.project == Project::Unknown {
@@ -82,10 +82,10 @@ async fn refuse(
     observed: &ObservedLb,
     why: NoAddressReason,
     ctx: &LbContext,
-) -> Result<AddressOutcome, ReconcileError> {
+) -> Result<Allocation, ReconcileError> {
     if !observed.fresh {
         return Err(ReconcileError::Outdated);
     }
     ctx.ledger.release(facts::owner(&observed.lb)).await?;
-    Ok(AddressOutcome::Pool(ClaimResult::Waiting(why)))
+    Ok(Allocation::Done(AddressOutcome::Pool(ClaimResult::Waiting(why))))
 }

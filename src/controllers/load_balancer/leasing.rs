@@ -92,18 +92,15 @@ pub(super) async fn allocate(
                 Some(Box::pin(ctx.shared.writer.patch_record(record, &patch)).await)
             }
         };
-        let lost = match written {
-            Some(Ok(now)) => {
-                (record, fresh) = (Some(now), true);
-                continue;
-            }
-            Some(Err(error)) => Some(error),
-            None => None,
+        record = match written {
+            Some(Ok(now)) => Some(now),
+            Some(Err(error)) => match refusal(error, record.is_none())? {
+                Some(why) => return host(Err(why)),
+                None => current(lb, ctx).await?,
+            },
+            None => current(lb, ctx).await?,
         };
-        if let Some(why) = lost.map_or(Ok(None), |error| refusal(error, record.is_none()))? {
-            return host(Err(why));
-        }
-        (record, fresh) = (current(lb, ctx).await?, true);
+        fresh = true;
     }
     let attempts = format!("{REPETITIONS} attempts to write DHCPLease {name}");
     Err(CallError::Conflict(ApiCall::new(attempts)).into())

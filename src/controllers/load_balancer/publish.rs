@@ -51,7 +51,7 @@ pub(super) async fn publish(
             return Err(ReconcileError::Outdated);
         }
     }
-    let written = write(lb, &patch, ctx).await.map_err(unless_outdated)?;
+    let written = write(lb, &patch, ctx).await?;
     ctx.counts.discard(&name);
     Ok(has_changed(&patch, &written, ctx))
 }
@@ -87,7 +87,7 @@ pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(
     if observed.partial {
         return Err(ReconcileError::Outdated);
     }
-    write(&observed.lb, &patch, ctx).await.map(drop).map_err(unless_outdated)
+    write(&observed.lb, &patch, ctx).await.map(drop)
 }
 
 /// Writes `patch`, a patch of annotations, to the LoadBalancer.
@@ -96,19 +96,16 @@ pub(super) async fn annotate(
     patch: &Value,
     ctx: &LbContext,
 ) -> Result<(), ReconcileError> {
-    write(lb, patch, ctx).await.map(drop).map_err(unless_outdated)
-}
-
-fn unless_outdated(error: CallError) -> ReconcileError {
-    match error {
-        CallError::Conflict(_) | CallError::NotFound(_) => ReconcileError::Outdated,
-        error => error.into(),
-    }
+    write(lb, patch, ctx).await.map(drop)
 }
 
 /// Patches the LoadBalancer. Before that, waits for a turn, because the number of concurrent writes
-/// is limited. Returns the new metadata.
-async fn write(lb: &LoadBalancer, patch: &Value, ctx: &LbContext) -> Result<ObjectMeta, CallError> {
+/// is limited. Returns the new metadata. [`ReconcileError::Outdated`]: the object has changed.
+async fn write(
+    lb: &LoadBalancer,
+    patch: &Value,
+    ctx: &LbContext,
+) -> Result<ObjectMeta, ReconcileError> {
     let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();
     let is_awaited = !has_address || facts::is_leaving(lb);
     let namespace = lb.namespace().unwrap_or_default();
@@ -117,5 +114,9 @@ async fn write(lb: &LoadBalancer, patch: &Value, ctx: &LbContext) -> Result<Obje
         turn = ctx.awaited_writes.take(namespace.clone()), if is_awaited => turn,
     };
     // Boxed, so that futures that wait for a turn are small.
-    Box::pin(ctx.shared.writer.patch_lb(&namespace, &lb.name_any(), patch)).await
+    let written = Box::pin(ctx.shared.writer.patch_lb(&namespace, &lb.name_any(), patch)).await;
+    written.map_err(|error| match error {
+        CallError::Conflict(_) | CallError::NotFound(_) => ReconcileError::Outdated,
+        error => error.into(),
+    })
 }

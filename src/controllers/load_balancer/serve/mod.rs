@@ -309,6 +309,21 @@ fn into_error(obstacle: WriteObstacle) -> ReconcileError {
     }
 }
 
+/// Obstacle after a write of an object failed with `error`. If the object has changed since the view
+/// was updated, reads it into the view by `read`, and the reconcile begins again.
+async fn not_written(
+    error: CallError,
+    read: impl Future<Output = Result<(), WriteObstacle>>,
+) -> WriteObstacle {
+    match error {
+        CallError::Conflict(_) | CallError::NotFound(_) => match read.await {
+            Ok(()) => ReconcileError::Outdated.into(),
+            Err(obstacle) => obstacle,
+        },
+        error => error.into(),
+    }
+}
+
 /// Name and UID of a LoadBalancer, with the context to read and write its Service and slices.
 struct ServiceTarget<'a> {
     ctx: &'a LbContext,

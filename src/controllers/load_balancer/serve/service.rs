@@ -5,11 +5,10 @@ use k8s_openapi::api::core::v1::Service as FullService;
 use kube::{Api, ResourceExt};
 
 use super::settings::KeptSettings;
-use super::{MOST_STEPS, ReconcileError, ServiceTarget, WriteObstacle};
+use super::{MOST_STEPS, ServiceTarget, WriteObstacle, not_written};
 use crate::domain::vm_backends::readiness::ServiceState;
 use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{self, ServicePlan, StoredService, WantedService};
-use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 
 impl ServiceTarget<'_> {
@@ -107,22 +106,10 @@ impl ServiceTarget<'_> {
             };
             match answer {
                 Ok(service) => self.store_service(&service),
-                Err(error) => return Err(self.service_not_written(error).await),
+                Err(error) => return Err(not_written(error, self.read_service()).await),
             }
         }
         Err(self.unsettled("Service").into())
-    }
-
-    /// Obstacle after a write of the Service failed with `error`. If the Service has changed since
-    /// the view was updated, reads the Service, and the reconcile begins again.
-    async fn service_not_written(&self, error: CallError) -> WriteObstacle {
-        match error {
-            CallError::Conflict(_) | CallError::NotFound(_) => match self.read_service().await {
-                Ok(()) => ReconcileError::Outdated.into(),
-                Err(obstacle) => obstacle,
-            },
-            error => error.into(),
-        }
     }
 
     /// State of a Service whose deletion is not complete. The deletion event of the Service triggers
@@ -177,7 +164,7 @@ impl ServiceTarget<'_> {
                 self.forget_service();
                 Ok(true)
             }
-            Err(error) => Err(self.service_not_written(error).await),
+            Err(error) => Err(not_written(error, self.read_service()).await),
         }
     }
 }

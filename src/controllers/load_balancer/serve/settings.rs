@@ -5,7 +5,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{ServiceTarget, WriteObstacle};
+use super::{ServiceTarget, WriteObstacle, not_written};
 use crate::domain::vm_backends::service::settings::{self, CarriedSettings, SETTINGS};
 use crate::domain::vm_backends::service::{StoredService, delay_announcement};
 use crate::k8s::CallError;
@@ -142,7 +142,7 @@ impl ServiceTarget<'_> {
                 self.store_slice(slice.annotated(version, !settings.is_null()));
                 Ok(true)
             }
-            Err(error) => Err(self.slice_not_written(&slice.name, error).await),
+            Err(error) => Err(not_written(error, self.read_slice(&slice.name)).await),
         }
     }
 }

@@ -6,7 +6,7 @@ use chrono::Utc;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 
-use super::{MOST_STEPS, ServiceTarget, WriteObstacle, into_error};
+use super::{MOST_STEPS, ServiceTarget, WriteObstacle, into_error, not_written};
 use crate::controllers::load_balancer::ReconcileError;
 use crate::domain::object_fields::rfc3339;
 use crate::domain::vm_backends::endpoint_slices::{
@@ -48,7 +48,7 @@ impl ServiceTarget<'_> {
             );
             for write in writes {
                 if let Err(error) = self.write_slice(family, ports, &write).await {
-                    return Err(self.slice_not_written(write.name(), error).await);
+                    return Err(not_written(error, self.read_slice(write.name())).await);
                 }
                 wrote = true;
             }
@@ -61,18 +61,6 @@ impl ServiceTarget<'_> {
             }
         }
         Err(self.unsettled("EndpointSlices").into())
-    }
-
-    /// Obstacle after a write of the slice `name` failed with `error`. If the slice has changed
-    /// since the view was updated, reads the slice, and the reconcile begins again.
-    pub(super) async fn slice_not_written(&self, name: &str, error: CallError) -> WriteObstacle {
-        match error {
-            CallError::Conflict(_) | CallError::NotFound(_) => match self.read_slice(name).await {
-                Ok(()) => ReconcileError::Outdated.into(),
-                Err(obstacle) => obstacle,
-            },
-            error => error.into(),
-        }
     }
 
     /// Node that announces the Service. `None`: kube-vip has not named the node, or the node's
@@ -186,7 +174,7 @@ impl ServiceTarget<'_> {
             let write =
                 SliceWrite::Delete { name: slice.name.clone(), version: slice.version.clone() };
             if let Err(error) = self.write_slice(AddressFamily::V4, &[], &write).await {
-                match self.slice_not_written(&slice.name, error).await {
+                match not_written(error, self.read_slice(&slice.name)).await {
                     // The slice is another owner's by now.
                     WriteObstacle::ForeignSlice(_) => {}
                     obstacle => return Err(into_error(obstacle)),
