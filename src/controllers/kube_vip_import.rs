@@ -91,7 +91,8 @@ async fn known(ctx: &Context) -> Result<ImportFacts, CallError> {
     let pools = Api::<IPPool>::all(ctx.client.clone());
     let pools = pools.call_list(&ListParams::default()).await?.items;
     let all = ctx.views.load_balancers.state();
-    Ok(ImportFacts::new(pools, facts::addresses(all.iter().map(AsRef::as_ref))))
+    let load_balancers = facts::addresses(all.iter().map(AsRef::as_ref));
+    Ok(ImportFacts { pools, load_balancers })
 }
 
 /// Creates the planned pools. A refused pool is noted in `import`, and the others are created.

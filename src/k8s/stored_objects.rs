@@ -119,7 +119,7 @@ async fn imported(
         map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true")
     };
     let Some(map) = map.filter(|map| !is_done(map)) else { return Ok(Vec::new()) };
-    let known = ImportFacts::new(pools.to_vec(), facts::addresses(lbs));
+    let known = ImportFacts { pools: pools.to_vec(), load_balancers: facts::addresses(lbs) };
     let import = kube_vip_import::plan(&map.data.unwrap_or_default(), &known);
     let new = import.pools.into_iter().filter(|pool| !pool.there);
     let pools = new.map(|new| {

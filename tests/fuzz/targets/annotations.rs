@@ -15,8 +15,7 @@ const OURS: [&str; 2] = ["v1alpha1-fields", "v1beta1-fields"];
 
 /// Converts an object of each version with the text under both names, there and back.
 fn travels(text: &str) {
-    for (from, to) in
-        [(Version::V1alpha1, Version::V1beta1), (Version::V1beta1, Version::V1alpha1)]
+    for (from, to) in [(Version::V1alpha1, Version::V1beta1), (Version::V1beta1, Version::V1alpha1)]
     {
         let mut object = json!({
             "apiVersion": from.to_string(), "kind": "LoadBalancer",
@@ -59,7 +58,7 @@ fn kube_vip(text: &str) {
         .filter_map(|line| line.split_once(": "))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
-    let known = ImportFacts { namespace: "kube-system".to_owned(), ..ImportFacts::default() };
+    let known = ImportFacts::default();
     let import = plan(&data, &known);
     for pool in &import.pools {
         PoolRanges::parse(&pool.spec.ranges).unwrap();

@@ -26,7 +26,7 @@ use super::ranges::PoolRanges;
 use crate::network::Segment;
 use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, Range, Scope, Selector};
 
-/// Namespace of kube-vip's ConfigMap.
+/// Namespace of kube-vip's ConfigMap, and of the Services that it lists.
 pub const NAMESPACE: &str = "kube-system";
 /// Name of kube-vip's ConfigMap.
 pub const NAME: &str = "kubevip";
@@ -49,15 +49,6 @@ pub struct ImportFacts {
     pub pools: Vec<IPPool>,
     /// Address that each LoadBalancer publishes, by `namespace/name`. `None`: no address.
     pub load_balancers: BTreeMap<String, Option<IpAddr>>,
-    /// Namespace of the ConfigMap, and of the Services that it lists.
-    pub namespace: String,
-}
-
-impl ImportFacts {
-    /// State with these pools and LoadBalancers, and with the ConfigMap in [`NAMESPACE`].
-    pub fn new(pools: Vec<IPPool>, load_balancers: BTreeMap<String, Option<IpAddr>>) -> Self {
-        Self { pools, load_balancers, namespace: NAMESPACE.to_owned() }
-    }
 }
 
 /// A pool that the import makes from keys of the ConfigMap.
@@ -233,7 +224,7 @@ impl ImportPlan {
                     let dhcp = vip == DHCP_ADDRESS || vip.is_empty();
                     match vip.parse::<IpAddr>() {
                         _ if dhcp => {}
-                        Ok(ip) => drop(users.insert(ip, format!("{}/{name}", known.namespace))),
+                        Ok(ip) => drop(users.insert(ip, format!("{NAMESPACE}/{name}"))),
                         Err(_) => self.refused.push(RefusedItem {
                             key: SERVICES.to_owned(),
                             value: vip,

@@ -9,7 +9,7 @@ fn data(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 fn known() -> ImportFacts {
-    ImportFacts { namespace: "kube-system".to_owned(), ..ImportFacts::default() }
+    ImportFacts::default()
 }
 
 fn plan_of(entries: &[(&str, &str)]) -> ImportPlan {
