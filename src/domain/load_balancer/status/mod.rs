@@ -119,12 +119,10 @@ pub fn patch(
 
 /// Whether `patch` only adds `status.endpoints`. `patch`: a patch of `lb` that [`patch()`] made.
 pub fn adds_only_counts(lb: &LoadBalancer, patch: &Value) -> bool {
-    let has_only = |part: &str, field: &str| {
-        patch[part].as_object().is_some_and(|fields| fields.keys().eq([field]))
-    };
+    let fields = patch["status"].as_object();
     lb.status.as_ref().is_none_or(|status| status.endpoints.is_none())
-        && has_only("metadata", "resourceVersion")
-        && has_only("status", "endpoints")
+        && changes_only_counts(patch)
+        && fields.is_some_and(|fields| fields.keys().eq(["endpoints"]))
 }
 
 /// Whether `patch` changes only the counts of VMs, which are `status.endpoints` and
@@ -183,42 +181,28 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
 /// `old`. If they were left out, each comparison would find a difference, and each reconcile would
 /// write.
 fn allocated(old: &AllocatedAddress, outcome: &AddressOutcome) -> AllocatedAddress {
-    match outcome {
-        AddressOutcome::Guest(_) => AllocatedAddress {
-            ip_pool: None,
-            ip: Some(DHCP_ADDRESS.to_owned()),
-            mask: None,
-            gateway: None,
-            ..old.clone()
-        },
-        AddressOutcome::Host(Ok(lease)) => AllocatedAddress {
-            ip_pool: None,
-            ip: Some(lease.ip.to_string()),
-            mask: lease.mask.map(|mask| mask.to_string()),
-            gateway: lease.gateway.map(|gateway| gateway.to_string()),
-            ..old.clone()
-        },
+    let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string());
+    let (ip_pool, ip, mask, gateway) = match outcome {
+        AddressOutcome::Guest(_) => (None, DHCP_ADDRESS.to_owned(), None, None),
+        AddressOutcome::Host(Ok(LeasedAddress { ip, mask, gateway, .. })) => {
+            (None, ip.to_string(), text(mask.map(IpAddr::V4)), text(gateway.map(IpAddr::V4)))
+        }
         AddressOutcome::Host(Err(_)) | AddressOutcome::Pool(ClaimResult::Waiting(_)) => {
-            AllocatedAddress::default()
+            return AllocatedAddress::default();
         }
         AddressOutcome::Pool(ClaimResult::Held { claim, subnet, .. }) => {
             let ip = claim.ip.to_string();
             let (mask, gateway) = match subnet {
-                Some(subnet) => (Some(subnet.mask()), subnet.gateway.map(|g| g.to_string())),
+                Some(subnet) => (Some(subnet.mask()), text(subnet.gateway)),
                 // The pool was deleted or has other ranges, so the subnet is unknown. The published
                 // mask and gateway stay valid.
                 None if old.ip.as_deref() == Some(&ip) => (old.mask.clone(), old.gateway.clone()),
                 None => (None, None),
             };
-            AllocatedAddress {
-                ip_pool: Some(claim.pool.clone()),
-                ip: Some(ip),
-                mask,
-                gateway,
-                ..old.clone()
-            }
+            (Some(claim.pool.clone()), ip, mask, gateway)
         }
-    }
+    };
+    AllocatedAddress { ip_pool, ip: Some(ip), mask, gateway, ..old.clone() }
 }
 
 /// The patch of `allocatedAddress`, with the fields that this operator uses. If `new` has no

@@ -202,13 +202,8 @@ impl PoolContender<'_> {
         contests
     }
 
-    /// Whether this pool has precedence over the other pool when the two are in conflict: this pool
-    /// is older, or both have the same age and this pool's name sorts first.
-    fn is_senior_to(&self, other: &Self) -> bool {
-        self.age() < other.age()
-    }
-
-    /// Key that sorts pools by precedence: the pool with the lowest key first.
+    /// Key that sorts pools by precedence: the older pool first; at equal age, the pool whose name
+    /// sorts first.
     fn age(&self) -> (i64, &str) {
         (self.created, self.name)
     }
@@ -221,7 +216,7 @@ pub fn find_conflicts(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConfl
     let mut gravest: BTreeMap<&str, (&PoolContender<'_>, ConflictCause)> = BTreeMap::new();
     let mut compare = |a: usize, b: usize| {
         let (a, b) = (&pools[a], &pools[b]);
-        let (senior, junior) = if a.is_senior_to(b) { (a, b) } else { (b, a) };
+        let (senior, junior) = if a.age() < b.age() { (a, b) } else { (b, a) };
         let Some(cause) = junior.contests(senior).into_iter().next() else { return };
         let is_graver = gravest.get(junior.name).is_none_or(|(known, over)| {
             (cause.weight(), senior.age()) < (over.weight(), known.age())

@@ -20,15 +20,10 @@ pub(super) fn held_back(pool: &AllocatorPool) -> String {
         let is_one = network.prefix_len() == network.max_prefix_len();
         let is = if is_one { network.addr().to_string() } else { network.to_string() };
         match holder {
-            Some((_, owner)) if is_one => {
-                format!(
-                    "{is} is {what}, and LoadBalancer {} holds it: move that LoadBalancer",
-                    owner.name
-                )
-            }
             Some((ip, owner)) => {
+                let held = if is_one { "it".to_owned() } else { ip.to_string() };
                 format!(
-                    "{is} is {what}, and LoadBalancer {} holds {ip}: move that LoadBalancer",
+                    "{is} is {what}, and LoadBalancer {} holds {held}: move that LoadBalancer",
                     owner.name
                 )
             }

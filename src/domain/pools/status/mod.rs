@@ -2,7 +2,7 @@
 
 mod held_back;
 
-use super::conflict::PoolConflict;
+use super::allocator::AllocatorPool;
 use crate::object_fields::condition::{condition, with_condition};
 use crate::reason;
 use api::{Condition, ConditionStatus, IPPoolStatus};
@@ -31,23 +31,18 @@ fn crd_replaced() -> Condition {
 
 /// Condition `Ready` of a pool. Its status is True if the pool has no fault and no conflict and is
 /// not being deleted.
-pub fn pool_ready(pool: &super::allocator::AllocatorPool) -> Condition {
-    let (status, reason, message) = match (&pool.fault, pool.deleting) {
-        (Some(fault), _) => (ConditionStatus::False, reason::INVALID_RANGE, fault.to_string()),
-        (None, true) => (
+pub fn pool_ready(pool: &AllocatorPool) -> Condition {
+    let (status, reason, message) = match (&pool.fault, pool.deleting, &pool.conflict) {
+        (Some(fault), ..) => (ConditionStatus::False, reason::INVALID_RANGE, fault.to_string()),
+        (None, true, _) => (
             ConditionStatus::False,
             reason::DELETING,
             format!("waits for {} addresses to be released", pool.ledger.claims().len()),
         ),
-        (None, false) if pool.conflict.is_some() => {
-            let conflict = pool.conflict.as_ref();
-            (
-                ConditionStatus::False,
-                conflict.map_or(reason::RANGE_CONFLICT, PoolConflict::reason),
-                conflict.map(PoolConflict::standing_back).unwrap_or_default(),
-            )
+        (None, false, Some(conflict)) => {
+            (ConditionStatus::False, conflict.reason(), conflict.standing_back())
         }
-        (None, false) => (ConditionStatus::True, reason::POOL_READY, held_back(pool)),
+        (None, false, None) => (ConditionStatus::True, reason::POOL_READY, held_back(pool)),
     };
     condition(status, reason, message)
 }
@@ -57,7 +52,7 @@ pub fn pool_ready(pool: &super::allocator::AllocatorPool) -> Condition {
 /// overwritten the spec of IPPool's CRD; `None`: not known, so the present condition stays.
 /// `generation`: the spec's generation, for `observedGeneration`. `now`: an RFC 3339 time.
 pub fn pool_status(
-    pool: &super::allocator::AllocatorPool,
+    pool: &AllocatorPool,
     conditions: &[Condition],
     notice: Option<&Condition>,
     crd_is_replaced: Option<bool>,
