@@ -10,7 +10,7 @@ use std::time::Duration;
 /// if `failures` is 0, and doubles with each failure, up to `most`. `jitter`, from 0.0 to 1.0,
 /// shortens the result by up to half.
 pub fn backoff(failures: u32, first: Duration, most: Duration, jitter: f64) -> Duration {
-    let doubled = first.saturating_mul(1_u32.checked_shl(failures.min(20)).unwrap_or(u32::MAX));
+    let doubled = first.saturating_mul(1 << failures.min(20));
     doubled.min(most).mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
 }
 

@@ -154,14 +154,8 @@ impl<T> ConnectionTable<T> {
         seat.map(|seat| seat.ends)
     }
 
-    /// Number of connections.
-    pub fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.seats.values().map(BTreeMap::len).sum()
-    }
-
-    /// Whether there are no connections.
-    pub fn is_empty(&self) -> bool {
-        self.seats.is_empty()
     }
 }
 

@@ -27,9 +27,7 @@ pub(super) fn give(object: &Value, answer: &mut AdmissionAnswer) {
     }
     for field in ["port", "successThreshold", "failureThreshold", "periodSeconds", "timeoutSeconds"]
     {
-        spec.get("healthCheck").into_iter().for_each(|check| {
-            number(check, "spec.healthCheck", field, answer);
-        });
+        number(&spec["healthCheck"], "spec.healthCheck", field, answer);
     }
     selector(spec, answer);
 }
@@ -43,9 +41,9 @@ fn word(
     meant: fn(&str) -> &'static str,
     answer: &mut AdmissionAnswer,
 ) {
-    let Some(text) = spec.get(field).and_then(Value::as_str) else { return };
+    let Some(text) = spec[field].as_str() else { return };
     if !text.is_empty() && !words.contains(&text) {
-        let sent = shown(&Value::from(text));
+        let sent = shown(&spec[field]);
         answer.refuse(format!("spec.{field}"), format!("{sent} is not valid: {}", meant(text)));
     }
 }
@@ -69,8 +67,8 @@ fn workload(text: &str) -> &'static str {
 /// Refuses text in a field that must be a number, for example a number in quotes. `of`: the map
 /// that has the field. `path`: path of this map in the object.
 fn number(of: &Value, path: &str, field: &str, answer: &mut AdmissionAnswer) {
-    if let Some(Value::String(text)) = of.get(field) {
-        let sent = shown(&Value::from(text.as_str()));
+    if let Some(text) = of[field].as_str() {
+        let sent = shown(&of[field]);
         let right = match text.trim().parse::<u16>() {
             Ok(number) => format!("write {number}, without quotes"),
             Err(_) => "use a number; port names are not resolved".to_owned(),

@@ -110,17 +110,10 @@ fn check(spec: &Value, answer: &mut AdmissionAnswer) {
 
 fn check_ranges(ranges: &Value, answer: &mut AdmissionAnswer) {
     let right = "must be a list: - subnet: 192.168.1.0/24";
-    let Some(list) = ranges.as_array() else {
-        if ranges.is_null() {
-            answer.refuse("spec.ranges", format!("range can't be empty: it {right}"));
-        } else {
-            answer.refuse("spec.ranges", right);
-        }
-        return;
-    };
-    if list.is_empty() {
-        answer.refuse("spec.ranges", format!("range can't be empty: it {right}"));
+    if ranges.is_null() || ranges.as_array().is_some_and(Vec::is_empty) {
+        return answer.refuse("spec.ranges", format!("range can't be empty: it {right}"));
     }
+    let Some(list) = ranges.as_array() else { return answer.refuse("spec.ranges", right) };
     for (index, range) in list.iter().enumerate() {
         let path = format!("spec.ranges[{index}]");
         let Some(fields) = range.as_object() else {

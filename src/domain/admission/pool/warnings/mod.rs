@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::super::AdmissionAnswer;
 use super::{PoolQuestion, PoolRuleFacts};
-use crate::pools::ranges::{PoolRanges, to_u128};
+use crate::pools::ranges::{PoolRanges, from_u128, to_u128};
 use api::Range;
 
 /// Longest warning, in characters. Kubernetes recommends this maximum.
@@ -65,9 +65,7 @@ fn of_range(path: &str, range: &Range, warnings: &mut Vec<String>) {
             warnings.push(format!("{path}.gateway: {gateway} is outside subnet {}", net.trunc()));
         }
         (gateway, Some(first)) => {
-            let default = || {
-                crate::pools::ranges::from_u128(to_u128(net.network()) + 1, net.addr().is_ipv4())
-            };
+            let default = || from_u128(to_u128(net.network()) + 1, net.addr().is_ipv4());
             let gateway = gateway.unwrap_or_else(default);
             if first <= gateway && last.is_none_or(|last| gateway <= last) {
                 warnings.push(format!(
