@@ -69,11 +69,11 @@ async fn try_keep(
     let changes = changes(before, &pools, &after);
     if !std::mem::replace(is_logged, true) {
         for change in &changes {
-            tracing::warn!(lb = change.name, "{}", change.message());
+            tracing::warn!(lb = change.owner.name, "{}", change.message());
         }
     }
     for pool in &pools {
-        if let Some(desired) = with_kept(pool, &changes, before) {
+        if let Some(desired) = with_kept(pool, &changes) {
             ctx.writer.keep_claims(pool, &desired, WHY).await?;
         }
     }

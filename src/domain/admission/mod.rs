@@ -66,6 +66,12 @@ pub struct Refusal {
     pub message: String,
 }
 
+impl Refusal {
+    fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: field.into(), message: message.into() }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.field.is_empty() {
@@ -107,7 +113,7 @@ impl AdmissionAnswer {
     /// Adds a refusal. If the answer already has 100 refusals, the new one is dropped.
     pub fn refuse(&mut self, field: impl Into<String>, message: impl Into<String>) {
         if self.refusals.len() < MOST {
-            self.refusals.push(Refusal { field: field.into(), message: message.into() });
+            self.refusals.push(Refusal::new(field, message));
         }
     }
 

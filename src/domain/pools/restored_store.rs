@@ -35,8 +35,8 @@ pub enum RestoreOutcome {
 /// A LoadBalancer that a restore has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoreChange {
-    /// LoadBalancer, as `namespace/name`.
-    pub name: String,
+    /// Name and UID of the LoadBalancer.
+    pub owner: Owner,
     /// Claim that the LoadBalancer published before the restore. For [`RestoreOutcome::Returned`],
     /// the claim that it publishes after the restore; `None` if it publishes none.
     pub claim: Option<Claim>,
@@ -47,7 +47,7 @@ pub struct RestoreChange {
 impl RestoreChange {
     /// Message for an admin, with the action to take.
     pub fn message(&self) -> String {
-        let Self { name, claim, fate } = self;
+        let Self { owner: Owner { name, .. }, claim, fate } = self;
         let at = match claim {
             Some(Claim { pool, ip }) => format!("{ip} of IPPool {pool}"),
             None => "no address".to_owned(),
@@ -102,39 +102,32 @@ pub fn changes(
                 _ => RestoreOutcome::Kept,
             },
         };
-        Some(RestoreChange { name: entry.owner.name.clone(), claim: Some(claim.clone()), fate })
+        Some(RestoreChange { owner: entry.owner.clone(), claim: Some(claim.clone()), fate })
     };
     let known: BTreeSet<&str> = before.iter().map(|entry| entry.owner.name.as_str()).collect();
     let returned = after.iter().filter(|entry| !known.contains(entry.owner.name.as_str()));
     let returned = returned.map(|entry| RestoreChange {
-        name: entry.owner.name.clone(),
+        owner: entry.owner.clone(),
         claim: entry.published.clone(),
         fate: RestoreOutcome::Returned,
     });
     let mut changes: Vec<RestoreChange> =
         before.iter().filter_map(change).chain(returned).collect();
-    changes.sort_by(|a, b| a.name.cmp(&b.name));
+    changes.sort_by(|a, b| a.owner.name.cmp(&b.owner.name));
     changes
 }
 
 /// Returns the pool's status, with the claims of [`RestoreOutcome::Kept`] added. Each claim is
-/// recorded with the UID that its LoadBalancer has in `before`. `None`: no such claim is of this
-/// pool.
-pub fn with_kept(
-    pool: &IPPool,
-    changes: &[RestoreChange],
-    before: &[LoadBalancerEntry],
-) -> Option<IPPoolStatus> {
-    let owners: BTreeMap<&str, &Owner> =
-        before.iter().map(|entry| (entry.owner.name.as_str(), &entry.owner)).collect();
+/// recorded with the UID that its LoadBalancer had before the restore. `None`: no such claim is of
+/// this pool.
+pub fn with_kept(pool: &IPPool, changes: &[RestoreChange]) -> Option<IPPoolStatus> {
     let mut status = pool.status.clone().unwrap_or_default();
     let mut any = false;
-    for change in changes.iter().filter(|change| change.fate == RestoreOutcome::Kept) {
-        let of_pool =
-            change.claim.as_ref().filter(|c| Some(&c.pool) == pool.metadata.name.as_ref());
-        let (Some(claim), Some(owner)) = (of_pool, owners.get(change.name.as_str())) else {
-            continue;
-        };
+    let of_pool = |claim: &&Claim| Some(&claim.pool) == pool.metadata.name.as_ref();
+    for RestoreChange { owner, claim, .. } in
+        changes.iter().filter(|change| change.fate == RestoreOutcome::Kept)
+    {
+        let Some(claim) = claim.as_ref().filter(of_pool) else { continue };
         any = true;
         status.allocated.insert(claim.ip.to_string(), owner.name.clone());
         status.allocated_owners.insert(claim.ip.to_string(), owner.uid.clone());
@@ -195,7 +188,7 @@ mod tests {
         ]);
         let found = changes(&before, std::slice::from_ref(&stored), &after);
         let short: Vec<(&str, &RestoreOutcome)> =
-            found.iter().map(|change| (change.name.as_str(), &change.fate)).collect();
+            found.iter().map(|change| (change.owner.name.as_str(), &change.fate)).collect();
         let now = "10.0.0.6".parse().ok();
         assert_eq!(
             short,
@@ -207,7 +200,7 @@ mod tests {
                 ("default/poolless", &RestoreOutcome::PoolGone),
             ]
         );
-        let kept = with_kept(&stored, &found, &before).unwrap();
+        let kept = with_kept(&stored, &found).unwrap();
         assert_eq!(kept.allocated.len(), 4, "{:?}", kept.allocated);
         assert_eq!(kept.allocated["10.0.0.2"], "default/lost");
         assert_eq!(kept.allocated_owners["10.0.0.2"], "2");
@@ -223,7 +216,7 @@ mod tests {
         assert_eq!(found[0].fate, RestoreOutcome::Kept);
         let mut other = pool(&[]);
         other.metadata.name = Some("other".to_owned());
-        assert_eq!(with_kept(&other, &found, &before), None);
+        assert_eq!(with_kept(&other, &found), None);
         assert!(found[0].message().contains("10.0.0.2 of IPPool pool"), "{}", found[0].message());
     }
 }

@@ -74,18 +74,17 @@ pub(super) fn check(
 pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     let mut found = Vec::new();
     if !facts::wants_pool(lb) && lb.spec.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {
-        found.push(Refusal {
-            field: "spec.ipPool".to_owned(),
-            message: "must be unset when spec.ipam is dhcp: the address comes from the DHCP server"
-                .to_owned(),
-        });
+        found.push(Refusal::new(
+            "spec.ipPool",
+            "must be unset when spec.ipam is dhcp: the address comes from the DHCP server",
+        ));
     }
     found.extend(reserved(&lb.spec));
     if !facts::wants_pool(lb)
         && let Err(fault) = dhcp_lease::choice(lb)
     {
         let field = format!("metadata.annotations[{ANNOTATION_DHCP}]");
-        found.push(Refusal { field, message: fault.to_string() });
+        found.push(Refusal::new(field, fault.to_string()));
     }
     if !facts::wants_pool(lb)
         && let Err(dhcp_lease::AnnotationFault { field, message }) = dhcp_lease::asked(lb)
@@ -104,8 +103,8 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     let form = || lb.spec.health_check.as_ref().and_then(|check| health::form(check).err());
     texts.extend(check.or_else(form).map(|fault| fault.to_string()));
     found.extend(texts.into_iter().map(|text| match text.split_once(": ") {
-        Some((field, message)) => Refusal { field: field.to_owned(), message: message.to_owned() },
-        None => Refusal { field: "spec".to_owned(), message: text },
+        Some((field, message)) => Refusal::new(field, message),
+        None => Refusal::new("spec", text),
     }));
     found
 }
@@ -131,7 +130,7 @@ fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
     fields
         .into_iter()
         .filter(|(_, is_set, _)| *is_set)
-        .map(|(field, _, message)| Refusal { field: field.to_owned(), message: message.to_owned() })
+        .map(|(field, _, message)| Refusal::new(field, message))
 }
 
 /// Refuses changes of immutable fields. This operator's CRD has the same rule. Harvester's CRD does
