@@ -71,14 +71,9 @@ impl FreeSet {
     /// after `cursor` is free, or `cursor` is `None`, takes the first free address of the pool.
     /// `None`: no address is free.
     pub fn take_after(&mut self, cursor: Option<IpAddr>) -> Option<IpAddr> {
-        let next = match cursor {
-            None => self.first_from((false, 0)),
-            Some(ip) => {
-                let after = key(ip);
-                let after = (after.0, after.1.saturating_add(1));
-                self.first_from(after).or_else(|| self.first_from((false, 0)))
-            }
-        }?;
+        const FIRST: AddressKey = (false, 0);
+        let after = cursor.map(key).map_or(FIRST, |(v6, value)| (v6, value.saturating_add(1)));
+        let next = self.first_from(after).or_else(|| self.first_from(FIRST))?;
         self.remove(next);
         Some(next)
     }

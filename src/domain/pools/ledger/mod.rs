@@ -102,7 +102,7 @@ impl Ledger {
         if self.bytes + claim_bytes(self.widest(), owner) > LEDGER_BYTES {
             return Err(NoAddress::LedgerFull);
         }
-        let known = self.history.former_address(&owner.name);
+        let known = self.history.by_name.get(&owner.name).copied();
         let mut asked = [former, known].into_iter().flatten().filter(|ip| self.free.contains(*ip));
         let ip = match asked.find(|ip| fitness(*ip) == AddressFitness::Good) {
             Some(ip) => ip,
@@ -327,8 +327,10 @@ impl Ledger {
 
     /// Drops the oldest former owners until the ledger has at most [`LEDGER_BYTES`].
     fn limit_bytes(&mut self) {
-        while self.bytes() > LEDGER_BYTES && self.history.len() > 0 {
-            self.history.drop_oldest();
+        while self.bytes() > LEDGER_BYTES
+            && let Some((_, ip)) = self.history.by_age.first_key_value()
+        {
+            self.history.forget(*ip);
         }
     }
 
@@ -399,10 +401,6 @@ impl FormerOwners {
         self.by_ip.len()
     }
 
-    fn former_address(&self, name: &str) -> Option<IpAddr> {
-        self.by_name.get(name).copied()
-    }
-
     fn insert(&mut self, ip: IpAddr, name: String) {
         self.forget(ip);
         self.bytes += history_bytes(ip, &name);
@@ -418,12 +416,6 @@ impl FormerOwners {
         self.by_age.remove(&age);
         if self.by_name.get(&name) == Some(&ip) {
             self.by_name.remove(&name);
-        }
-    }
-
-    fn drop_oldest(&mut self) {
-        if let Some((_, ip)) = self.by_age.first_key_value() {
-            self.forget(*ip);
         }
     }
 
