@@ -32,14 +32,13 @@ pub(super) async fn publish(
         (observed, served);
     let name = facts::name(lb);
     let now = rfc3339::to_second(Utc::now());
-    let Some(patch) = status::patch(lb, outcome, report.as_ref(), &now) else {
+    let has_effect = |patch: &Value| {
+        !ctx.drops_counts.load(Ordering::Relaxed) || !status::adds_only_counts(lb, patch)
+    };
+    let Some(patch) = status::patch(lb, outcome, report.as_ref(), &now).filter(has_effect) else {
         ctx.counts.discard(&name);
         return Ok(false);
     };
-    if ctx.drops_counts.load(Ordering::Relaxed) && status::adds_only_counts(lb, &patch) {
-        ctx.counts.discard(&name);
-        return Ok(false);
-    }
     if status::changes_only_counts(&patch) {
         if ctx.counts.delay(&name, &patch, *large, Instant::now()) {
             return Ok(false);

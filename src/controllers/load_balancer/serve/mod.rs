@@ -87,14 +87,14 @@ pub(super) async fn serve(
     outcome: AddressOutcome,
     ctx: &LbContext,
 ) -> Result<Option<ServingOutcome>, ReconcileError> {
-    if listeners::is_vm(lb) && !outcome.is_allocated() {
+    let is_vm = listeners::is_vm(lb);
+    if is_vm && !outcome.is_allocated() {
         return end_service(lb, outcome, ctx).await.map(Some);
     }
-    if !listeners::is_vm(lb) {
+    if !is_vm {
         end_former_service(lb, ctx).await?;
-        return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
-    if !status::may_serve(lb) {
+    if !is_vm || !status::may_serve(lb) {
         return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
     let before = ctx.shared.views.service_addresses(lb);
@@ -207,11 +207,8 @@ async fn announce(
     let ended = ended.await;
     // A Service of another family that is still there leads to endpoints of its own family.
     let family = at.own().and_then(|own| own.family).unwrap_or_else(|| wanted.family());
-    let backends = at.backends(lb, named, family, wanted.address, check.as_ref());
-    let (backends, health_fault) = match backends {
-        Ok(backends) => (backends, health_fault),
-        Err((backends, fault)) => (backends, Some(fault)),
-    };
+    let (backends, fault) = at.backends(lb, named, family, wanted.address, check.as_ref());
+    let health_fault = fault.or(health_fault);
     let done = async {
         match &listeners {
             Ok(_) if family != wanted.family() => {
@@ -370,8 +367,8 @@ impl<'a> ServiceTarget<'a> {
 
     /// VMs behind the LoadBalancer, with their addresses of the family `family` on the network
     /// `network`, and their health. `address`: address of the LoadBalancer itself, which no VM may
-    /// have. `Err`: the health check is not possible, so all VMs count as healthy. Field 0: these
-    /// VMs. Field 1: the reason.
+    /// have. Field 1: reason why the health check is not possible. If there is one, all VMs count as
+    /// healthy.
     fn backends(
         &self,
         lb: &LoadBalancer,
@@ -379,7 +376,7 @@ impl<'a> ServiceTarget<'a> {
         family: AddressFamily,
         address: Option<IpAddr>,
         check: Option<&CheckSettings>,
-    ) -> Result<BackendCounts, (BackendCounts, String)> {
+    ) -> (BackendCounts, Option<String>) {
         let views = &self.ctx.shared.views;
         let slices = self.slices();
         // Evaluated at the first use, because few VMs need their last known address.
@@ -390,7 +387,7 @@ impl<'a> ServiceTarget<'a> {
         let prober = &self.ctx.prober;
         let Some(check) = check else {
             prober.remove(&self.key);
-            return Ok(BackendCounts::new(found, |_| true));
+            return (BackendCounts::new(found, |_| true), None);
         };
         let targets: Vec<ProbeTarget> = found
             .iter()
@@ -407,12 +404,11 @@ impl<'a> ServiceTarget<'a> {
             })
             .collect();
         if let Err(fault) = prober.set(&self.key, Some(check), &targets) {
-            return Err((BackendCounts::new(found, |_| true), fault.to_string()));
+            return (BackendCounts::new(found, |_| true), Some(fault.to_string()));
         }
         let verdicts = prober.verdicts(&self.key);
-        Ok(BackendCounts::new(found, |endpoint| {
-            verdicts.get(&*endpoint.uid).copied().unwrap_or(false)
-        }))
+        let is_healthy = |uid: &str| verdicts.get(uid).copied().unwrap_or(false);
+        (BackendCounts::new(found, |endpoint| is_healthy(&endpoint.uid)), None)
     }
 }
 

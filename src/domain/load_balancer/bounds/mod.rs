@@ -88,7 +88,7 @@ pub fn trim(lb: &mut LoadBalancer) -> bool {
             trim_allocated(allocated);
         }
         if let Some(servers) = status.backend_servers.as_mut().filter(|s| s.len() > LONGEST_LIST) {
-            *servers = vec![digest(servers.iter().map(String::as_str)), first_of(servers)];
+            *servers = vec![digest(servers), first_of(servers)];
         }
     }
     partial
@@ -96,7 +96,7 @@ pub fn trim(lb: &mut LoadBalancer) -> bool {
 
 /// Digest of a list of addresses. [`trim`] stores it in place of a list that is too long to be kept
 /// in memory.
-pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
+fn digest(list: &[String]) -> String {
     let mut hash = Sha256::new();
     for text in list {
         hash.update(text);
@@ -126,7 +126,7 @@ pub fn is_list(stored: &[String], list: &[String]) -> bool {
     if list.len() > LONGEST_LIST
         && let [kept, _first] = stored
     {
-        return *kept == digest(list.iter().map(String::as_str));
+        return *kept == digest(list);
     }
     stored == list
 }
