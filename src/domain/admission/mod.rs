@@ -52,6 +52,14 @@ pub struct AdmissionRequest<'a> {
     pub old: Option<&'a Value>,
 }
 
+impl<'a> AdmissionRequest<'a> {
+    /// Object that rules judge and change. `None`: the request is a deletion, or comes from this
+    /// operator.
+    fn judged(&self) -> Option<&'a Value> {
+        self.object.filter(|_| self.operation != Operation::Delete && !self.by_operator)
+    }
+}
+
 /// Maximum number of refusals in an answer. The same maximum applies to warnings. Further refusals
 /// and warnings are dropped.
 const MOST: usize = 100;

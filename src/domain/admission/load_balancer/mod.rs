@@ -17,7 +17,7 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{AdmissionAnswer, AdmissionRequest, Operation, is_leaving};
+use super::{AdmissionAnswer, AdmissionRequest, is_leaving};
 use crate::conversion::annotations;
 use crate::load_balancer::facts::{self, LbSurroundings};
 use crate::pools::selection::PoolSelector;
@@ -97,10 +97,8 @@ pub struct LbRuleFacts {
 /// Facts to look up before the request can be answered. `None`: the request is answered without
 /// facts, or the object does not fit its type.
 pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
-    if request.operation == Operation::Delete || request.by_operator {
-        return None;
-    }
-    let lb = read(request, request.object?)?;
+    let object = request.judged()?;
+    let lb = read(request, object)?;
     let old = request.old.and_then(|old| read(request, old));
     let judged = !facts::is_leaving(&lb) && rules::are_due(&lb, old.as_ref());
     let named = facts::named_pool(&lb);
@@ -109,7 +107,7 @@ pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
         pool: named.clone().filter(|_| judged && facts::wants_pool(&lb)),
         claimed: moving.and_then(facts::published).map(|claim| claim.pool),
         pools: judged && facts::wants_pool(&lb) && named.is_none() && !facts::has_address(&lb),
-        address: request.old.and_then(|old| status::new_lease(request.object?, old)),
+        address: request.old.and_then(|old| status::new_lease(object, old)),
         lb,
     })
 }
@@ -119,10 +117,7 @@ pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
 /// without a remedy.
 pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
-    let Some(object) = request.object else { return answer };
-    if request.operation == Operation::Delete || request.by_operator {
-        return answer;
-    }
+    let Some(object) = request.judged() else { return answer };
     let mut new = object.clone();
     if let Some(old) = request.old {
         status::restore_fields(&mut new, old, known, &mut answer);
@@ -146,10 +141,7 @@ pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionA
 /// Returns the answer of the validation stage. Without refusals, the object may be stored as it is.
 pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
-    let Some(object) = request.object else { return answer };
-    if request.operation == Operation::Delete || request.by_operator {
-        return answer;
-    }
+    let Some(object) = request.judged() else { return answer };
     status::check(object, request.old, known, &mut answer);
     check_losses(object, request, &mut answer);
     if request.old.is_some_and(|old| has_finalizer(old) && !has_finalizer(object)) {

@@ -8,6 +8,7 @@ mod status;
 use serde_json::json;
 
 use super::*;
+use crate::admission::Operation;
 use crate::load_balancer::facts::Project;
 
 const NETWORK: &str = "loadbalancer.harvesterhci.io/network";

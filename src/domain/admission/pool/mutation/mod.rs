@@ -8,7 +8,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::{AdmissionAnswer, AdmissionRequest, Operation, is_leaving, metadata_map};
+use super::super::{AdmissionAnswer, AdmissionRequest, is_leaving, metadata_map};
 use super::text;
 use api::{LABEL_GLOBAL_POOL, LABEL_VID};
 
@@ -19,11 +19,8 @@ const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
 /// name types. `vlan`: VLAN ID of the pool's network; `None`: not known.
 pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
-    let plain = request.subresource.is_empty() && !request.by_operator;
-    let Some(object) = request.object.filter(|_| plain && request.operation != Operation::Delete)
-    else {
-        return answer;
-    };
+    let judged = request.judged().filter(|_| request.subresource.is_empty());
+    let Some(object) = judged else { return answer };
     let mut new = object.clone();
     if let Some(old) = request.old {
         restore_status(&mut new, old);
