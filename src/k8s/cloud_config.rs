@@ -34,9 +34,9 @@ use crate::domain::credentials::guest_account::list::{AccountRotation, GuestObje
 use crate::domain::credentials::guest_account::output::{TokenMaterial, VIP};
 use crate::domain::credentials::guest_account::{
     ANNOTATION_ACCOUNT, ANNOTATION_ACCOUNT_UID, ANNOTATION_GUEST, ANNOTATION_STANDS_IN,
-    BindingSubject, CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, ExistingObjects,
-    ForeignSecret, GuestCluster, KindAndName, LABEL_INVALID_SINCE, LABEL_LAST_USED, ObjectKind,
-    ObjectRemoval, SHARED_NAMESPACES, StoredAccount, StoredBinding, TOKEN_TYPE, TokenSecret,
+    BindingSubject, ExistingObjects, ForeignSecret, GUEST_ROLES, GuestCluster, KindAndName,
+    LABEL_INVALID_SINCE, LABEL_LAST_USED, ObjectKind, ObjectRemoval, SHARED_NAMESPACES,
+    StoredAccount, StoredBinding, TOKEN_TYPE, TokenSecret,
 };
 
 /// Deadline of one call, and of the setup of a connection. The value is large, because the command
@@ -140,7 +140,7 @@ impl GuestCredentials {
     ) -> Result<ExistingObjects, CallError> {
         let mut found = self.survey(Some(&guest.namespace)).await?.found(guest);
         let roles = Api::<ClusterRole>::all(self.client.clone());
-        for name in [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED] {
+        for name in GUEST_ROLES {
             if let Some(role) = roles.within(PATIENCE).call_get_opt(name).await? {
                 found.roles.insert(name.to_owned(), json!(role.rules));
             }

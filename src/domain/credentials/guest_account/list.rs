@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 
 use chrono::NaiveDate;
 
-use super::roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
 use super::{ExistingObjects, GuestCluster, StoredAccount, StoredBinding, TokenSecret, too_much};
 
 const DAY: i64 = 24 * 60 * 60;
@@ -122,11 +121,10 @@ impl GuestObjects {
     /// guests in all namespaces. A ServiceAccount counts as a guest's if a binding gives it one of
     /// the roles for guests, or if its annotation names a guest cluster with the account's name.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
-        let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
         let bound = self
             .bindings
             .iter()
-            .filter(|binding| roles.iter().any(|role| binding.gives(role)))
+            .filter(|binding| binding.is_for_guests())
             .flat_map(|binding| &binding.subjects)
             .filter(|subject| subject.kind == "ServiceAccount")
             .map(|subject| (subject.namespace.clone(), subject.name.clone()));
@@ -165,7 +163,7 @@ impl GuestCredential {
 
 fn day(text: &str) -> Option<i64> {
     let date = NaiveDate::parse_from_str(text, "%Y-%m-%d").ok()?;
-    Some(date.and_hms_opt(0, 0, 0)?.and_utc().timestamp().div_euclid(DAY))
+    Some(date.to_epoch_days().into())
 }
 
 /// Table that `--list` prints. `now`: seconds since the epoch. `unused_days`: see

@@ -26,7 +26,8 @@ use serde_json::{Value, json};
 pub use name_placeholder::{NamePlaceholder, name_placeholder, placeholder_content};
 pub use revoke::{ObjectRemoval, Revocation, RevokeScope, revoke};
 pub use roles::{
-    CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, CsiAccess, SHARED_NAMESPACES, csi,
+    CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, CsiAccess, GUEST_ROLES, SHARED_NAMESPACES,
+    csi,
 };
 pub use token_name::wanted_token;
 
@@ -102,6 +103,11 @@ impl GuestCluster {
         safe_name(&[&self.cluster, "token"])
     }
 
+    /// Reference to an object in the guest's namespace.
+    fn object(&self, kind: ObjectKind, name: &str) -> KindAndName {
+        KindAndName { kind, namespace: Some(self.namespace.clone()), name: name.to_owned() }
+    }
+
     fn subject(&self) -> BindingSubject {
         BindingSubject {
             kind: "ServiceAccount".to_owned(),
@@ -171,6 +177,14 @@ pub struct KindAndName {
     pub name: String,
 }
 
+impl KindAndName {
+    /// Reference to a RoleBinding in `namespace`. `None`: reference to a ClusterRoleBinding.
+    fn binding(namespace: Option<&str>, name: &str) -> Self {
+        let kind = namespace.map_or(ObjectKind::ClusterRoleBinding, |_| ObjectKind::RoleBinding);
+        Self { kind, namespace: namespace.map(str::to_owned), name: name.to_owned() }
+    }
+}
+
 impl fmt::Display for KindAndName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.namespace {
@@ -224,16 +238,17 @@ impl StoredBinding {
         self.role.0 == "ClusterRole" && self.role.1 == role
     }
 
+    /// Whether the role of the binding is one of those that guests get.
+    fn is_for_guests(&self) -> bool {
+        GUEST_ROLES.iter().any(|role| self.gives(role))
+    }
+
     fn is_only(&self, subject: &BindingSubject) -> bool {
         self.subjects.iter().eq([subject])
     }
 
     fn object(&self) -> KindAndName {
-        let kind = match self.namespace {
-            Some(_) => ObjectKind::RoleBinding,
-            None => ObjectKind::ClusterRoleBinding,
-        };
-        KindAndName { kind, namespace: self.namespace.clone(), name: self.name.clone() }
+        KindAndName::binding(self.namespace.as_deref(), &self.name)
     }
 }
 
@@ -330,11 +345,7 @@ pub fn plan(
 ) -> Result<Vec<CreationStep>, RefusalReasons> {
     let mut faults = Vec::new();
     let mut steps = Vec::new();
-    let account = KindAndName {
-        kind: ObjectKind::ServiceAccount,
-        namespace: Some(guest.namespace.clone()),
-        name: guest.cluster.clone(),
-    };
+    let account = guest.object(ObjectKind::ServiceAccount, &guest.cluster);
     match &found.account {
         None => steps.push(CreationStep {
             body: json!({"metadata": {"annotations": {ANNOTATION_GUEST: guest.cluster}}}),
@@ -349,11 +360,7 @@ pub fn plan(
         Some(_) => {}
     }
     roles::plan(guest, csi, found, &mut steps, &mut faults);
-    let secret = KindAndName {
-        kind: ObjectKind::Secret,
-        namespace: Some(guest.namespace.clone()),
-        name: token.to_owned(),
-    };
+    let secret = guest.object(ObjectKind::Secret, token);
     match found.tokens.iter().find(|there| there.name == token) {
         None if found.taken.get(token).is_some_and(|taken| taken.stands_for.is_some()) => {
             faults.push(format!(
@@ -388,11 +395,12 @@ fn is_guests(guest: &GuestCluster, account: &StoredAccount, found: &ExistingObje
 }
 
 fn token_body(guest: &GuestCluster, found: &ExistingObjects) -> Value {
-    let uid = found.account.as_ref().map(|account| account.uid.as_str()).unwrap_or_default();
+    let owner = owner(guest, found);
+    let uid = &owner["uid"];
     json!({
         "metadata": {
             "annotations": {ANNOTATION_ACCOUNT: guest.cluster, ANNOTATION_ACCOUNT_UID: uid},
-            "ownerReferences": [owner(guest, found)],
+            "ownerReferences": [owner],
         },
         "type": TOKEN_TYPE,
     })

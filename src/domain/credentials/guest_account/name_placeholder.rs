@@ -40,11 +40,7 @@ pub fn name_placeholder(
     if found.tokens.iter().any(|token| token.name == name) || kept == Some(name.as_str()) {
         return None;
     }
-    let object = KindAndName {
-        kind: ObjectKind::Secret,
-        namespace: Some(guest.namespace.clone()),
-        name: name.clone(),
-    };
+    let object = guest.object(ObjectKind::Secret, &name);
     let old = match found.taken.get(&name) {
         None => None,
         Some(taken) => {

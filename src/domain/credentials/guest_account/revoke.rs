@@ -7,7 +7,6 @@
 //! 4. The bindings in the guest's namespace, which show that the account is the guest's.
 
 use super::list::GuestCredential;
-use super::roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
 use super::{
     ANNOTATION_GUEST, BindingSubject, ExistingObjects, GuestCluster, KindAndName, ObjectKind,
     RefusalReasons, StoredBinding, is_guests,
@@ -76,11 +75,7 @@ pub fn revoke(
 }
 
 fn removal(guest: &GuestCluster, token: &super::TokenSecret) -> ObjectRemoval {
-    let object = KindAndName {
-        kind: ObjectKind::Secret,
-        namespace: Some(guest.namespace.clone()),
-        name: token.name.clone(),
-    };
+    let object = guest.object(ObjectKind::Secret, &token.name);
     ObjectRemoval { object, uid: token.uid.clone(), version: token.version.clone() }
 }
 
@@ -148,10 +143,8 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
     }
     revocation.removals.extend(found.own(guest).into_iter().map(|token| removal(guest, token)));
     let subject = guest.subject();
-    let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
-    let of_guest = |binding: &&StoredBinding| {
-        binding.subjects.contains(&subject) && roles.iter().any(|role| binding.gives(role))
-    };
+    let of_guest =
+        |binding: &&StoredBinding| binding.subjects.contains(&subject) && binding.is_for_guests();
     // ClusterRoleBindings are removed before the RoleBindings outside of the guest's namespace. The
     // account is removed before the bindings in the guest's namespace, because these bindings show
     // that the account is the guest's.
@@ -161,11 +154,7 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
     elsewhere.sort_by_key(|binding| binding.namespace.is_some());
     remove_subject(&subject, elsewhere, &mut revocation);
     if let Some(account) = account {
-        let object = KindAndName {
-            kind: ObjectKind::ServiceAccount,
-            namespace: Some(guest.namespace.clone()),
-            name: guest.cluster.clone(),
-        };
+        let object = guest.object(ObjectKind::ServiceAccount, &guest.cluster);
         let (uid, version) = (account.uid.clone(), account.version.clone());
         revocation.removals.push(ObjectRemoval { object, uid, version });
     }

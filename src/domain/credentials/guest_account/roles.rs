@@ -21,6 +21,8 @@ pub const CSI_DRIVER: &str = "harvesterhci.io:csi-driver";
 pub const CSI_CLUSTER: &str = "harvester-guest-operator:csi-cluster";
 /// ClusterRole with the rights of a CSI driver in the namespaces that all guests share.
 pub const CSI_SHARED: &str = "harvester-guest-operator:csi-shared";
+/// All ClusterRoles that guests get.
+pub const GUEST_ROLES: [&str; 4] = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
 /// Namespaces that all guests share: one for network file systems, one for Longhorn's volumes.
 pub const SHARED_NAMESPACES: [&str; 2] = ["harvester-system", "longhorn-system"];
 
@@ -72,13 +74,6 @@ struct WantedBinding {
     namespace: Option<String>,
     name: String,
     role: &'static str,
-    /// Other role that an existing binding may have instead of `role`. The other role gives more
-    /// rights. `None`: only `role` is accepted.
-    or: Option<&'static str>,
-    /// Whether the account is the owner of the binding. False if the binding and the account are in
-    /// different namespaces, because the garbage collector would delete a binding with such an
-    /// owner.
-    owned: bool,
 }
 
 pub(super) fn plan(
@@ -131,50 +126,27 @@ fn missing(role: &str) -> String {
 }
 
 fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<WantedBinding> {
-    let here = Some(guest.namespace.clone());
-    let name = guest.binding();
-    let mut all = vec![WantedBinding {
-        namespace: here.clone(),
-        name: name.clone(),
-        role: CLOUD_PROVIDER,
-        or: None,
-        owned: true,
-    }];
+    let binding = |namespace: Option<&str>, name: &str, role| WantedBinding {
+        namespace: namespace.map(str::to_owned),
+        name: name.to_owned(),
+        role,
+    };
+    let (here, name) = (Some(guest.namespace.as_str()), guest.binding());
+    let mut all = vec![binding(here, &name, CLOUD_PROVIDER)];
     match csi {
         CsiAccess::None => {}
         // The garbage collector ignores the owner reference of this ClusterRoleBinding, because a
         // ServiceAccount cannot own a cluster-scoped object. Harvester reads from the owner
         // reference to which guest the binding belongs.
-        CsiAccess::Harvester => {
-            all.push(WantedBinding {
-                namespace: None,
-                name,
-                role: CSI_DRIVER,
-                or: None,
-                owned: true,
-            });
-        }
+        CsiAccess::Harvester => all.push(binding(None, &name, CSI_DRIVER)),
         CsiAccess::Narrow => {
             // The name of an account never contains a colon, so no binding of another guest has
             // this name.
-            let csi = format!("{}:csi", guest.binding());
-            let or = Some(CSI_DRIVER);
-            all.push(WantedBinding {
-                namespace: here,
-                name: csi.clone(),
-                role: CSI_DRIVER,
-                or: None,
-                owned: true,
-            });
-            all.push(WantedBinding { namespace: None, name, role: CSI_CLUSTER, or, owned: true });
+            let csi = format!("{name}:csi");
+            all.push(binding(here, &csi, CSI_DRIVER));
+            all.push(binding(None, &name, CSI_CLUSTER));
             let shared = SHARED_NAMESPACES.into_iter().filter(|ns| found.shared.contains(*ns));
-            all.extend(shared.map(|namespace| WantedBinding {
-                namespace: Some(namespace.to_owned()),
-                name: csi.clone(),
-                role: CSI_SHARED,
-                or: None,
-                owned: false,
-            }));
+            all.extend(shared.map(|namespace| binding(Some(namespace), &csi, CSI_SHARED)));
         }
     }
     all
@@ -182,17 +154,11 @@ fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<
 
 fn step(guest: &GuestCluster, found: &ExistingObjects, wanted: &WantedBinding) -> CreationStep {
     let subject = guest.subject();
-    let owners = if wanted.owned { vec![owner(guest, found)] } else { Vec::new() };
-    let kind = match wanted.namespace {
-        Some(_) => ObjectKind::RoleBinding,
-        None => ObjectKind::ClusterRoleBinding,
-    };
+    // A binding in a namespace that all guests share has no owner, because the garbage collector
+    // would delete a binding whose owner is in another namespace.
+    let owners = if wanted.role == CSI_SHARED { vec![] } else { vec![owner(guest, found)] };
     CreationStep {
-        object: KindAndName {
-            kind,
-            namespace: wanted.namespace.clone(),
-            name: wanted.name.clone(),
-        },
+        object: KindAndName::binding(wanted.namespace.as_deref(), &wanted.name),
         body: json!({
             "metadata": {"ownerReferences": owners},
             "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": wanted.role},
@@ -211,7 +177,9 @@ fn fault(guest: &GuestCluster, wanted: &WantedBinding, there: &StoredBinding) ->
             if wanted.namespace.is_none() { ", or --csi none" } else { "" }
         ));
     }
-    if there.gives(wanted.role) || wanted.or.is_some_and(|or| there.gives(or)) {
+    // Harvester's role for CSI drivers gives more rights than the wanted one.
+    let gives_more = wanted.role == CSI_CLUSTER && there.gives(CSI_DRIVER);
+    if there.gives(wanted.role) || gives_more {
         return None;
     }
     let (kind, name) = &there.role;
