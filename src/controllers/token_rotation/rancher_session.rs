@@ -191,10 +191,7 @@ impl RancherSession {
             let unfit = TargetState::Unfit(why);
             return Ok(TargetRead::of(unfit, WatchedCredentials::default()));
         }
-        let held = match &view.target {
-            TargetState::There { holds, .. } if source.is_none() => holds.as_ref(),
-            _ => None,
-        };
+        let held = view.target.held().filter(|_| source.is_none());
         let listed = held.map(|held| WatchedCredential {
             credential: Some(name.to_owned()),
             unknown: held.is_unseen.then(|| inventory::NOT_SEEN.to_owned()),

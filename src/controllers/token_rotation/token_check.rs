@@ -14,7 +14,7 @@ use super::read_fault::ReadFault;
 use super::rotation_run::{RANCHER_INTERVAL, RotationRun};
 use super::{RotationContext, lock};
 use crate::api::TokenRotation;
-use crate::domain::credentials::rotation::{IssuerReport, TargetState};
+use crate::domain::credentials::rotation::IssuerReport;
 
 /// Pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_mins(1);
@@ -43,7 +43,7 @@ impl RotationRun<'_> {
             && self.plan.source.is_some()
             && !self.plan.is_second
             && self.plan.deleting.is_none();
-        let TargetState::There { holds: Some(held), .. } = &self.read.target else { return None };
+        let held = self.read.target.held()?;
         // A token that has expired or was revoked is replaced without a check.
         let now = self.clock.now();
         let lives = |report: &IssuerReport| report.expires.is_none_or(|end| end > now);

@@ -26,7 +26,7 @@ pub(super) fn update_state(
     state: &RotationState,
     seen: &ObservedState,
 ) -> Option<RotationAction> {
-    if let TargetState::There { holds: Some(held), .. } = &seen.target {
+    if let Some(held) = seen.target.held() {
         if has_hash(state.publishing().map(|publishing| &publishing.made.hash), held) {
             return Some(RotationAction::write(
                 StateChange::Published,
@@ -69,6 +69,13 @@ impl RotationState {
         self.pending.as_ref()?.publishing.as_ref()
     }
 
+    /// Begins the overlaps that have not begun. `end`: end of these overlaps.
+    pub(super) fn begin_overlaps(&mut self, end: Seconds) {
+        for old in self.previous.iter_mut().filter(|old| old.after.is_none()) {
+            old.after = Some(end);
+        }
+    }
+
     /// Whether the operator made the credential in the target, and the issuer no longer has this
     /// credential.
     pub(super) fn is_current_gone(&self, seen: &ObservedState) -> bool {
@@ -77,14 +84,30 @@ impl RotationState {
     }
 }
 
+impl RotationPlan {
+    /// End of an overlap that begins at `now`. One second is added to the overlap: times are cut to
+    /// whole seconds, and an overlap is never shorter than the spec says.
+    pub(super) fn overlap_end(&self, now: Seconds) -> Seconds {
+        now + self.overlap + 1
+    }
+}
+
+impl TargetState {
+    /// Credential that a client of the target would use. `None`: there is none, or it is not known.
+    pub fn held(&self) -> Option<&TargetCredential> {
+        match self {
+            Self::There { holds, .. } => holds.as_ref(),
+            _ => None,
+        }
+    }
+}
+
 /// State after the pending credential was observed in the target.
 fn published(plan: &RotationPlan, state: &RotationState, now: Seconds) -> RotationState {
     let mut next = state.clone();
     let Some(pending) = next.pending.take() else { return next };
     let Some(PendingPublication { made, .. }) = pending.publishing else { return next };
-    // One second is added to the overlap: times are cut to whole seconds, and an overlap is never
-    // shorter than the spec says.
-    retire(&mut next, (!plan.restarts).then_some(now + plan.overlap + 1));
+    retire(&mut next, (!plan.restarts).then_some(plan.overlap_end(now)));
     if pending.requests.leaked.is_some() {
         for old in &mut next.previous {
             old.after = Some(now);
@@ -112,7 +135,7 @@ fn published(plan: &RotationPlan, state: &RotationState, now: Seconds) -> Rotati
 /// Takes the current credential out of the state `next`. If the operator made this credential, the
 /// credential goes to `previous`, the list of credentials to revoke. `after`: earliest time of the
 /// revocation.
-fn retire(next: &mut RotationState, after: Option<Seconds>) {
+pub(super) fn retire(next: &mut RotationState, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
         next.previous.push(RetiredCredential { name, hash, after, ..RetiredCredential::default() });
@@ -134,13 +157,11 @@ fn adopted(
 ) -> RotationState {
     let mut next = state.clone();
     abandon(plan, &mut next, seen.now);
-    let after = Some(seen.now + plan.overlap + 1);
-    retire(&mut next, after);
+    let end = plan.overlap_end(seen.now);
+    retire(&mut next, Some(end));
     // An overlap that waits for a restart of the workloads begins now, because the party that
     // changed the target must restart the workloads itself.
-    for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
-        old.after = after;
-    }
+    next.begin_overlaps(end);
     let by_hash = next.previous.iter().position(|old| has_hash(old.hash.as_ref(), held));
     // An entry of `previous` may lack the hash. Such an entry is found by its name.
     let named = |name: &String| *name == held.claims.name;
@@ -170,18 +191,29 @@ fn adopted(
 /// publish the credential was recorded, a client may have read the credential, and the attempt may
 /// still succeed. In this case, the revocation waits for the overlap, and for the end of the
 /// attempt.
-pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationState, now: Seconds) {
+fn abandon(plan: &RotationPlan, next: &mut RotationState, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
         None => RetiredCredential { name, after: Some(now), ..RetiredCredential::default() },
         Some(PendingPublication { made, replaces }) => RetiredCredential {
             name,
             hash: Some(made.hash),
-            after: Some(now + SURELY_ANSWERED.max(plan.overlap + 1)),
+            after: Some(plan.overlap_end(now).max(now + SURELY_ANSWERED)),
             replaces: Some(replaces),
             ..RetiredCredential::default()
         },
     });
+}
+
+/// Action that abandons the pending credential.
+pub(super) fn abandon_pending(
+    plan: &RotationPlan,
+    state: &RotationState,
+    now: Seconds,
+) -> RotationAction {
+    let mut next = state.clone();
+    abandon(plan, &mut next, now);
+    RotationAction::write(StateChange::Abandoned, next)
 }
 
 /// State without the late writes that can no longer succeed. A late write is a write whose outcome
@@ -202,7 +234,7 @@ pub(super) fn without_late_writes(
     let mut next = state.clone();
     for old in next.previous.iter_mut().filter(|old| is_over(old)) {
         old.replaces = None;
-        old.after = Some(seen.now + plan.overlap + 1);
+        old.after = Some(plan.overlap_end(seen.now));
     }
     Some(next)
 }
@@ -277,11 +309,10 @@ pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> b
         // The credential was never published, or was only found by its name at the issuer.
         return true;
     }
-    match &seen.target {
-        TargetState::There { holds, .. } => {
-            let held = holds.as_ref().is_some_and(|held| has_hash(old.hash.as_ref(), held));
-            !held && holds.is_some() && old.replaces.is_none()
-        }
-        _ => false,
-    }
+    seen.target.held().is_some() && !is_held(old, seen) && old.replaces.is_none()
+}
+
+/// Whether the old credential `old` is the credential in use in the target.
+pub(super) fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
+    seen.target.held().is_some_and(|held| has_hash(old.hash.as_ref(), held))
 }

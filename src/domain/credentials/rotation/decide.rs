@@ -2,7 +2,8 @@
 
 use super::super::timestamp::EarliestTime;
 use super::bookkeeping::{
-    abandon, is_other_token, may_be_revoked, revoke_or_forget, update_state, without_late_writes,
+    abandon_pending, is_other_token, may_be_revoked, revoke_or_forget, update_state,
+    without_late_writes,
 };
 use super::foreign_credentials::is_unseen;
 use super::kept_credential::{as_second, drop_kept_foreign, is_kept, kept_hash, occupied_until};
@@ -122,12 +123,6 @@ fn takes_over(plan: &RotationPlan, state: &RotationState) -> bool {
         && state.current.as_ref().is_some_and(|current| !current.ours)
 }
 
-fn abandon_pending(plan: &RotationPlan, state: &RotationState, now: Seconds) -> RotationAction {
-    let mut next = state.clone();
-    abandon(plan, &mut next, now);
-    RotationAction::write(StateChange::Abandoned, next)
-}
-
 /// Next step for the pending credential: make, verify or publish it. `version`: present version of
 /// the target, empty if the target does not exist.
 fn continue_pending(
@@ -175,8 +170,7 @@ fn continue_pending(
         // The old token stays in the target only if it works, because Rancher stops reading a cloud
         // credential that names an unknown token. A leaked token has no overlap, so it does not
         // stay either.
-        let is_alive =
-            matches!(&seen.target, TargetState::There { holds: Some(held), .. } if !held.is_dead);
+        let is_alive = seen.target.held().is_some_and(|held| !held.is_dead);
         let is_leaked = pending.requests.leaked.is_some();
         let keep = is_alive && !is_leaked && plan.source.is_some_and(|source| source.prunes);
         return RotationAction::Publish { keep };
@@ -203,11 +197,8 @@ fn restart(
     until: &mut EarliestTime,
 ) -> Option<RotationAction> {
     let current = state.current.as_ref().filter(|current| current.ours)?;
-    let is_there = matches!(&seen.target, TargetState::There { holds: Some(_), .. });
+    seen.target.held()?;
     let is_done = state.restarted_for.as_ref() == Some(&current.name);
-    if !is_there {
-        return None;
-    }
     if plan.restarts && !is_done {
         if let Some(retry) = state.retry_after.filter(|retry| *retry > seen.now) {
             until.or(retry);
@@ -231,9 +222,7 @@ pub fn after_restart(plan: &RotationPlan, state: &RotationState, now: Seconds) -
         next.retry_after = None;
         next.last_result = Some("Published".to_owned());
     }
-    for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
-        old.after = Some(now + plan.overlap + 1);
-    }
+    next.begin_overlaps(plan.overlap_end(now));
     next
 }
 

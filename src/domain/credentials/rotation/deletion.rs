@@ -2,7 +2,8 @@
 
 use super::super::timestamp::EarliestTime;
 use super::bookkeeping::{
-    abandon, is_other_token, may_be_revoked, revoke_or_forget, update_state, without_late_writes,
+    abandon_pending, is_held, is_other_token, may_be_revoked, retire, revoke_or_forget,
+    update_state, without_late_writes,
 };
 use super::foreign_credentials::record_found;
 use super::kept_credential::{drop_kept_foreign, kept_foreign_until};
@@ -86,22 +87,11 @@ pub(super) fn next_step(
         return act;
     }
     if state.pending.is_some() {
-        let mut next = state.clone();
-        abandon(plan, &mut next, seen.now);
-        return RotationAction::write(StateChange::Abandoned, next);
+        return abandon_pending(plan, state, seen.now);
     }
-    if plan.revokes
-        && let Some(current) = state.current.as_ref().filter(|current| current.ours)
-    {
+    if plan.revokes && state.current.as_ref().is_some_and(|current| current.ours) {
         let mut next = state.clone();
-        let (name, hash) = (current.name.clone(), Some(current.hash.clone()));
-        next.previous.push(RetiredCredential {
-            name,
-            hash,
-            after: Some(seen.now),
-            ..RetiredCredential::default()
-        });
-        next.current = None;
+        retire(&mut next, Some(seen.now));
         return RotationAction::write(StateChange::Abandoned, next);
     }
     if !plan.revokes
@@ -151,15 +141,8 @@ fn with_overlaps(
         return None;
     }
     let mut next = state.clone();
-    for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
-        old.after = Some(seen.now + plan.overlap + 1);
-    }
+    next.begin_overlaps(plan.overlap_end(seen.now));
     Some(next)
-}
-
-fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
-    let TargetState::There { holds: Some(held), .. } = &seen.target else { return false };
-    old.hash.as_ref() == Some(&held.hash)
 }
 
 /// Whether a deletion of the TokenRotation may revoke `old` now. Precondition: the time in

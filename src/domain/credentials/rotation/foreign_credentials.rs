@@ -7,7 +7,7 @@
 
 use super::{
     CurrentEntry, ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationState,
-    StateChange, TargetState,
+    StateChange,
 };
 
 /// Maximum distance between the number in a credential's name and the last recorded number. A
@@ -34,7 +34,7 @@ pub(super) fn record_found(
     // applies.
     next.previous.push(RetiredCredential {
         name: found.clone(),
-        after: Some(seen.now + plan.overlap + 1),
+        after: Some(plan.overlap_end(seen.now)),
         ..RetiredCredential::default()
     });
     next.serial = next.serial.max(number);
@@ -53,7 +53,7 @@ pub(super) fn serial_of(plan: &RotationPlan, state: &RotationState, name: &str) 
 /// may expire at any time. False for a separate issuer (`is_apart`): a credential that a person has
 /// put into the target stays until its replacement is due.
 pub(super) fn is_unseen(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) -> bool {
-    let TargetState::There { holds: Some(held), .. } = &seen.target else { return false };
+    let Some(held) = seen.target.held() else { return false };
     let known = |c: &CurrentEntry| c.ours || c.expires.is_some() || c.kept_alive;
     held.is_unseen && !plan.is_apart() && !state.current.as_ref().is_some_and(known)
 }

@@ -49,7 +49,7 @@ pub(super) fn occupied_until(
 /// publication. `None`: a credential is pending, or no credential was published yet.
 pub(super) fn kept_foreign_until(plan: &RotationPlan, state: &RotationState) -> Option<Seconds> {
     let published = state.last_rotation.filter(|_| state.pending.is_none())?;
-    Some(published + plan.overlap + 1)
+    Some(plan.overlap_end(published))
 }
 
 /// Observed state for a TokenRotation without precedence. This TokenRotation must not remove the

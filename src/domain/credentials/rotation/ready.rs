@@ -202,7 +202,7 @@ impl ReadyReason {
 /// Reason why the target holds no credential that works, as far as that can be observed. `None`:
 /// the target holds a credential that works.
 fn lack(state: &RotationState, seen: &ObservedState) -> Option<String> {
-    let TargetState::There { holds: Some(held), .. } = &seen.target else {
+    let Some(held) = seen.target.held() else {
         return Some("the target holds no credential".to_owned());
     };
     let end = state.current.as_ref().and_then(|current| current.expires);
