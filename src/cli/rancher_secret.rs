@@ -12,7 +12,6 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 
 use anyhow::Context as _;
 
-use crate::domain::credentials::children::ChildCandidate;
 use crate::domain::credentials::guest_account::RefusalReasons;
 use crate::domain::credentials::rancher_secret::{
     AUTHORITY, AccountOptions, RancherSecretOptions, authority, report, unknown_authority,
@@ -163,11 +162,6 @@ async fn tried(
     key: &SecretText,
 ) -> Result<String, RancherError> {
     let listed = issuer.credentials().await?;
-    let one = |one: crate::rancher::ListedCredential| ChildCandidate {
-        name: one.name,
-        owner: one.creator,
-    };
-    let listed: Vec<ChildCandidate> = listed.into_iter().map(one).collect();
     let life = issuer.life(key, known).await?;
     Ok(report(&known.user, life.claims.expires, &listed))
 }

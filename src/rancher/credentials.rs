@@ -16,6 +16,7 @@ use zeroize::Zeroizing;
 use super::error::RancherError;
 use super::transport::WireAnswer;
 use super::{DatedAnswer, RancherClient, parsed};
+use crate::domain::credentials::children::ListedCredential;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
 
@@ -46,21 +47,9 @@ pub struct StoredCredential {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenExpiry(pub Option<Seconds>);
 
-/// A cloud credential for Harvester, as Rancher lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedCredential {
-    /// Name of the cloud credential's Secret.
-    pub name: String,
-    /// Display name in Rancher's UI. Empty if Rancher has none.
-    pub title: String,
-    /// ID of the user who created the credential. Empty if Rancher has none.
-    pub creator: String,
-}
-
 #[derive(Deserialize)]
 struct SecretForm {
     metadata: SecretMetadata,
-    #[serde(default)]
     data: Option<BTreeMap<String, Zeroizing<String>>>,
 }
 
@@ -68,9 +57,7 @@ struct SecretForm {
 #[serde(rename_all = "camelCase")]
 struct SecretMetadata {
     resource_version: String,
-    #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
-    #[serde(default)]
     deletion_timestamp: Option<String>,
 }
 
@@ -78,18 +65,15 @@ struct SecretMetadata {
 #[serde(rename_all = "camelCase")]
 struct CredentialRow {
     id: String,
-    #[serde(default)]
     name: Option<String>,
-    #[serde(default)]
     creator_id: Option<String>,
-    #[serde(default, rename = "harvestercredentialConfig")]
+    #[serde(rename = "harvestercredentialConfig")]
     config: Option<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
 struct CredentialList {
     data: Vec<Option<CredentialRow>>,
-    #[serde(default)]
     pagination: Option<Pagination>,
 }
 
@@ -171,7 +155,7 @@ impl RancherClient {
             Some(ListedCredential {
                 name: row.id.strip_prefix(NAMESPACE)?.to_owned(),
                 title: row.name.unwrap_or_default(),
-                creator: row.creator_id.unwrap_or_default(),
+                owner: row.creator_id.unwrap_or_default(),
             })
         });
         Ok(DatedAnswer { value: listed.collect(), date: answer.date })

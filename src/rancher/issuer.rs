@@ -5,9 +5,10 @@ use http::Method;
 
 use super::token_bearer::REVIEW;
 use super::{
-    DatedAnswer, ListedCredential, ListedToken, RancherClient, RancherError, TokenApi, TokenList,
-    TokenOrder, TrustedRoots,
+    DatedAnswer, ListedToken, RancherClient, RancherError, TokenApi, TokenList, TokenOrder,
+    TrustedRoots,
 };
+use crate::domain::credentials::children::ListedCredential;
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::{IssuerReport, MintedCredential, TargetCredential};
 use crate::domain::credentials::secret_text::SecretText;

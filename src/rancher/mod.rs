@@ -28,7 +28,7 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 pub use api_server::ApiServer;
-pub use credentials::{ListedCredential, StoredCredential, TokenExpiry};
+pub use credentials::{StoredCredential, TokenExpiry};
 pub use error::{RancherCall, RancherError};
 pub use issuer::{IssuedTokens, RancherIssuer, TokenFault, TokenLife};
 pub use rights::TokenRights;

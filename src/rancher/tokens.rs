@@ -97,15 +97,12 @@ struct OldForm {
     id: String,
     #[serde(default, rename = "userId")]
     user: String,
-    #[serde(default)]
     description: Option<String>,
     created: String,
     ttl: i64,
-    #[serde(default, rename = "clusterId")]
+    #[serde(rename = "clusterId")]
     cluster: Option<String>,
-    #[serde(default)]
     enabled: Option<bool>,
-    #[serde(default)]
     token: Option<Zeroizing<String>>,
 }
 
@@ -116,7 +113,6 @@ struct OldList {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct NewForm {
     metadata: TokenMetadata,
     spec: TokenSpec,
@@ -140,18 +136,14 @@ struct TokenSpec {
     description: String,
     #[serde(default)]
     ttl: i64,
-    #[serde(default)]
     enabled: Option<bool>,
-    #[serde(default)]
     cluster_name: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct TokenStatus {
-    #[serde(default)]
     value: Option<Zeroizing<String>>,
-    #[serde(default)]
     bearer_token: Option<Zeroizing<String>>,
 }
 

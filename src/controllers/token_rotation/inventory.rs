@@ -8,12 +8,12 @@ use kube::ResourceExt as _;
 
 use super::{RotationContext, lock, related};
 use crate::api::TokenRotation;
-use crate::domain::credentials::children::ChildCandidate;
+use crate::domain::credentials::children::ListedCredential;
 use crate::domain::credentials::rotation::TargetState;
-use crate::domain::credentials::rotation::inventory::{CredentialInventory, CredentialReadResult};
+use crate::domain::credentials::rotation::inventory::CredentialInventory;
 use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::domain::credentials::timestamp::Seconds;
-use crate::rancher::{self, IssuedTokens, RancherError, RancherIssuer};
+use crate::rancher::{IssuedTokens, RancherError, RancherIssuer};
 
 /// Maximum number of cloud credentials read in one reconcile. Each read takes one or two calls.
 const MOST_READS: usize = 16;
@@ -30,7 +30,7 @@ pub(super) struct AllCredentials {
     /// Number of credentials that were not read yet.
     pub(super) unread: usize,
     /// Every cloud credential that Rancher lists.
-    pub(super) listed: Vec<ChildCandidate>,
+    pub(super) listed: Vec<ListedCredential>,
 }
 
 /// Lists all cloud credentials, and reads the content of at most [`MOST_READS`] of them.
@@ -42,12 +42,7 @@ pub(super) async fn update(
     known: &IssuedTokens,
     now: Seconds,
 ) -> Result<AllCredentials, RancherError> {
-    let found = issuer.credentials().await?;
-    let one = |one: &rancher::ListedCredential| ChildCandidate {
-        name: one.name.clone(),
-        owner: one.creator.clone(),
-    };
-    let listed = found.iter().map(one).collect();
+    let listed = issuer.credentials().await?;
     let uid = rotation.uid().unwrap_or_default();
     let before = || {
         let recorded = rotation.status.as_ref().map(|status| status.watched.clone());
@@ -56,7 +51,7 @@ pub(super) async fn update(
     let next = {
         let mut inventories = lock(&context.inventories);
         let inventory = inventories.entry(uid.clone()).or_insert_with(before);
-        inventory.set_list(found.into_iter().map(|one| (one.name, one.title)));
+        inventory.set_list(listed.iter().map(|one| (one.name.clone(), one.title.clone())));
         inventory.next_to_read(MOST_READS)
     };
     let began = Instant::now();
@@ -67,16 +62,14 @@ pub(super) async fn update(
         let found = match issuer.read_target(&name, known).await {
             Ok(view) => match view.target {
                 TargetState::There { holds: Some(held), .. } if held.is_unseen => {
-                    CredentialReadResult::Unknown(NOT_SEEN.to_owned())
+                    Err(NOT_SEEN.to_owned())
                 }
-                TargetState::There { holds: Some(held), .. } => {
-                    CredentialReadResult::Read(held.claims)
-                }
-                TargetState::Unfit(why) => CredentialReadResult::Unknown(why),
-                _ => CredentialReadResult::Unknown("its current user has no token".to_owned()),
+                TargetState::There { holds: Some(held), .. } => Ok(held.claims),
+                TargetState::Unfit(why) => Err(why),
+                _ => Err("its current user has no token".to_owned()),
             },
             Err(error @ RancherError::Unauthorized(_)) => return Err(error),
-            Err(error) => CredentialReadResult::Unknown(error.to_string()),
+            Err(error) => Err(error.to_string()),
         };
         if let Some(inventory) = lock(&context.inventories).get_mut(&uid) {
             inventory.store_read(&name, found, now);

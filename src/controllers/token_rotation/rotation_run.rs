@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use super::read_fault::UnknownTarget;
 use super::{RotationContext, UnpublishedToken, lock};
 use crate::api::{ApiKey, TokenRotation};
-use crate::domain::credentials::children::{ChildCandidate, ChildRotations};
+use crate::domain::credentials::children::{ChildRotations, ListedCredential};
 use crate::domain::credentials::rotation::target_secret::TargetRead;
 use crate::domain::credentials::rotation::{
     ObservedState, RotationPlan, RotationState, TargetState,
@@ -113,7 +113,7 @@ pub(super) struct RancherSession {
     /// Number of cloud credentials that were not read yet.
     pub(super) unread: usize,
     /// Cloud credentials that Rancher lists. Empty unless the target is all cloud credentials.
-    pub(super) listed: Vec<ChildCandidate>,
+    pub(super) listed: Vec<ListedCredential>,
 }
 
 /// Children of a TokenRotation. `failures` contains a reason for each child that could not be made

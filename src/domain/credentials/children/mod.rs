@@ -30,12 +30,14 @@ const MOST_NAMED: usize = 8;
 /// Maximum length of the reason for one credential in a message, in bytes.
 const LONGEST_REASON: usize = 240;
 
-/// A cloud credential, as Rancher lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChildCandidate {
+/// A cloud credential for Harvester, as Rancher lists it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListedCredential {
     /// Name of the cloud credential's Secret.
     pub name: String,
-    /// ID of the Rancher user who made the cloud credential.
+    /// Display name in Rancher's UI. Empty if Rancher has none.
+    pub title: String,
+    /// ID of the Rancher user who made the cloud credential. Empty if Rancher has none.
     pub owner: String,
 }
 
@@ -47,7 +49,7 @@ pub struct ObservedRancher<'a> {
     /// ID of the user to whom the API key belongs.
     pub user: &'a str,
     /// All cloud credentials that the user of the API key may read.
-    pub listed: &'a [ChildCandidate],
+    pub listed: &'a [ListedCredential],
     /// Whether the API key expires. `None`: not known.
     pub key_expires: Option<bool>,
     /// TokenRotations in all namespaces where the operator has rights. The existing children are

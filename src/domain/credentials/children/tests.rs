@@ -18,17 +18,18 @@ fn all() -> TokenRotation {
     .unwrap()
 }
 
-fn listed(all: &[(&str, &str)]) -> Vec<ChildCandidate> {
-    let one = |(name, owner): &(&str, &str)| ChildCandidate {
+fn listed(all: &[(&str, &str)]) -> Vec<ListedCredential> {
+    let one = |(name, owner): &(&str, &str)| ListedCredential {
         name: (*name).to_owned(),
         owner: (*owner).to_owned(),
+        ..ListedCredential::default()
     };
     all.iter().map(one).collect()
 }
 
 fn observe(
     parent: &TokenRotation,
-    listed: &[ChildCandidate],
+    listed: &[ListedCredential],
     others: &[&TokenRotation],
 ) -> ChildRotations {
     children(
@@ -213,7 +214,7 @@ fn what_is_replaced_and_what_is_not_is_said() {
     assert!(!whole && said.contains("cc-a: no right"), "{said}");
 
     // The message has a maximum length, even for 1,000 credentials.
-    let many: Vec<ChildCandidate> = (0..500)
+    let many: Vec<ListedCredential> = (0..500)
         .flat_map(|n| listed(&[(&format!("cc-{n}"), "u-1"), (&format!("x-{n}"), "u-2")]))
         .collect();
     let (_, said) = summary(&observe(&parent, &many, &[]), &[], &none);

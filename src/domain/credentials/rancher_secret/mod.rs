@@ -16,7 +16,7 @@ use base64::engine::general_purpose::STANDARD;
 use chrono::DateTime;
 use zeroize::Zeroizing;
 
-use super::children::ChildCandidate;
+use super::children::ListedCredential;
 use super::guest_account::{is_object_name, namespace_fault};
 use super::minter::is_server;
 use super::secret_text::SecretText;
@@ -135,7 +135,7 @@ pub fn unknown_authority(shown: &str) -> String {
 
 /// Report about the API key. `user`: ID of the user to whom the key belongs. `expires`: expiry of
 /// the key. `None`: the key does not expire. `listed`: cloud credentials that the user may read.
-pub fn report(user: &str, expires: Option<Seconds>, listed: &[ChildCandidate]) -> String {
+pub fn report(user: &str, expires: Option<Seconds>, listed: &[ListedCredential]) -> String {
     let own = listed.iter().filter(|one| one.owner == user).count();
     let others = listed.len() - own;
     let until = expires.and_then(|at| DateTime::from_timestamp(at, 0));

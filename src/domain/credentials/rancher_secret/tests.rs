@@ -84,7 +84,11 @@ fn an_authority_is_taken_by_its_checksum_alone() {
 
 #[test]
 fn what_the_key_is_good_for_is_said() {
-    let one = |owner: &str| ChildCandidate { name: "cc-a".to_owned(), owner: owner.to_owned() };
+    let one = |owner: &str| ListedCredential {
+        name: "cc-a".to_owned(),
+        owner: owner.to_owned(),
+        ..ListedCredential::default()
+    };
     let said = report("u-1", Some(1_800_000_000), &[one("u-1"), one("u-2"), one("u-1")]);
     for part in ["\"u-1\"", "expires on 2027-01-15 08:00:00 UTC", "made: 2\n", "only watched: 1"] {
         assert!(said.contains(part), "{part}: {said}");

@@ -16,15 +16,6 @@ use super::Seconds;
 use super::watched::{self, WatchedCredentials};
 use api::WatchedCredential;
 
-/// Result of reading a cloud credential.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CredentialReadResult {
-    /// Name and times of the cloud credential's token. The expiry may be unknown.
-    Read(TokenClaims),
-    /// Reason why the cloud credential's token is not known.
-    Unknown(String),
-}
-
 /// Known state of all cloud credentials, by the name of their Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CredentialInventory {
@@ -79,15 +70,16 @@ impl CredentialInventory {
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Stores the result of reading the credential `name`. A name that is not in the list is
-    /// ignored. For a credential that has expired, Rancher reports another expiry at each read. So
-    /// the expiry that was stored first stays.
-    pub fn store_read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
+    /// Stores the result of reading the credential `name`. `found`: name and times of the
+    /// credential's token, whose expiry may be unknown. The error says why the token is not known.
+    /// A name that is not in the list is ignored. For a credential that has expired, Rancher
+    /// reports another expiry at each read. So the expiry that was stored first stays.
+    pub fn store_read(&mut self, name: &str, found: Result<TokenClaims, String>, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
         entry.read = Some(self.reads);
         match found {
-            CredentialReadResult::Read(claims) => {
+            Ok(claims) => {
                 let name = watched::cut_name(&claims.name);
                 let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
                 let is_known =
@@ -98,7 +90,7 @@ impl CredentialInventory {
                 entry.name = name;
                 entry.unknown = None;
             }
-            CredentialReadResult::Unknown(why) => entry.unknown = Some(watched::cut_reason(&why)),
+            Err(why) => entry.unknown = Some(watched::cut_reason(&why)),
         }
     }
 

@@ -77,7 +77,7 @@ async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
         assert_eq!(listed.len(), expected);
         for one in listed {
             assert_eq!(
-                (one.name, one.title, one.creator),
+                (one.name, one.title, one.owner),
                 (cc.clone(), "prod".into(), site.user.clone())
             );
         }
