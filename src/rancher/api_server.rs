@@ -23,15 +23,13 @@ use crate::domain::credentials::kubeconfig::ServerEndpoint;
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// A Kubernetes API server, reached directly or through a proxy path.
-pub struct ApiServer(ServerTarget);
+pub struct ApiServer(pub(super) ServerTarget);
 
 impl ApiServer {
     /// The API server that a kubeconfig names. The error says why no token may be sent to the
     /// server.
     pub fn of(reach: &ServerEndpoint) -> Result<Self, String> {
-        if let Some(fault) = reach.fault() {
-            return Err(fault.to_string());
-        }
+        reach.check().map_err(|fault| fault.to_string())?;
         let authority = reach.authority.as_deref().map(pem).transpose()?;
         let trust = authority.as_deref().map_or(TrustedRoots::System, TrustedRoots::Pem);
         Self::new(&reach.server, trust, reach.server_name.as_deref())
@@ -41,10 +39,6 @@ impl ApiServer {
     /// `name`: the name in the server's certificate, if it differs from the URL's host.
     pub fn new(url: &str, trust: TrustedRoots<'_>, name: Option<&str>) -> Result<Self, String> {
         ServerTarget::new(url, trust, name).map(Self)
-    }
-
-    pub(super) fn endpoint(&self) -> &ServerTarget {
-        &self.0
     }
 
     /// Tests whether the server accepts `token` as a token of `user`: asks the server for the

@@ -164,7 +164,7 @@ impl RancherClient {
     /// Error for content that cannot be written into the Secret of the cloud credential `name`. No
     /// request was sent.
     pub(super) fn not_written(&self, name: &str, why: String) -> RancherError {
-        let call = self.name_call(&Method::PATCH, &format!("{SECRETS}/{name}"));
+        let call = self.0.name_call(&Method::PATCH, &format!("{SECRETS}/{name}"));
         RancherError::Refused { call, status: 0, message: why }
     }
 
@@ -174,7 +174,7 @@ impl RancherClient {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if name.is_empty() || !name.chars().all(fits) {
             let why = "the name must have only lower-case letters, digits and dashes".to_owned();
-            return Err(RancherError::NotFound(self.name_call(method, SECRETS), why));
+            return Err(RancherError::NotFound(self.0.name_call(method, SECRETS), why));
         }
         Ok(format!("{SECRETS}/{name}"))
     }

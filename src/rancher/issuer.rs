@@ -18,8 +18,8 @@ use crate::domain::credentials::token::TokenClaims;
 /// A Rancher, and the API key for the calls to it.
 #[derive(Clone, Debug)]
 pub struct RancherIssuer {
-    rancher: RancherClient,
-    key: SecretText,
+    pub(super) rancher: RancherClient,
+    pub(super) key: SecretText,
     /// Certificate authorities of the Rancher from the spec, in PEM. `None`: the spec contains
     /// none.
     authority: Option<String>,
@@ -97,14 +97,6 @@ impl RancherIssuer {
         Ok(Self { rancher, key, authority: authority.map(str::to_owned) })
     }
 
-    pub(super) fn rancher(&self) -> &RancherClient {
-        &self.rancher
-    }
-
-    pub(super) fn key(&self) -> &SecretText {
-        &self.key
-    }
-
     /// Lists all tokens of the API key's user.
     pub async fn issued(&self) -> Result<IssuedTokens, RancherError> {
         let DatedAnswer { value: TokenList { api, mut tokens }, date } =
@@ -129,7 +121,7 @@ impl RancherIssuer {
         let why =
             "Rancher's own cluster must run Kubernetes 1.28 or later to name the API key's user";
         bearer.user.ok_or_else(|| {
-            RancherError::NotFound(local.name_call(&Method::POST, REVIEW), why.to_owned())
+            RancherError::NotFound(local.0.name_call(&Method::POST, REVIEW), why.to_owned())
         })
     }
 

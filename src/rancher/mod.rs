@@ -92,7 +92,7 @@ impl RancherClient {
         if !there.is_at(&self.0) {
             return Err("the server in the kubeconfig is not this Rancher".to_owned());
         }
-        if there.prefix().is_empty() {
+        if there.prefix.is_empty() {
             let right = "a cluster behind this Rancher: https://RANCHER/k8s/clusters/ID";
             return Err(format!("the server in the kubeconfig must be {right}"));
         }
@@ -112,11 +112,6 @@ impl RancherClient {
         token: &SecretText,
     ) -> Result<DatedAnswer<TokenBearer>, RancherError> {
         token_bearer::bearer(&self.0, token.reveal()).await
-    }
-
-    /// Name that an error gives to the call with this method and this path.
-    fn name_call(&self, method: &Method, path: &str) -> RancherCall {
-        self.0.name_call(method, path)
     }
 
     async fn send(

@@ -68,11 +68,11 @@ impl ApiServer {
     /// ServiceAccount of the token, for the message about a missing right.
     pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> TokenRights {
         let asked = async {
-            let Some(lacking) = lacks(self.endpoint(), token, None).await? else {
+            let Some(lacking) = lacks(&self.0, token, None).await? else {
                 return Ok(TokenRights::Enough);
             };
             for namespace in namespaces {
-                if lacks(self.endpoint(), token, Some(namespace)).await?.is_none() {
+                if lacks(&self.0, token, Some(namespace)).await?.is_none() {
                     return Ok(TokenRights::Enough);
                 }
             }

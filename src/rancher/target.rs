@@ -57,7 +57,7 @@ impl RancherIssuer {
     /// no right to read it. False: the credential can be read, or the read fails for another
     /// reason.
     pub async fn lacks(&self, name: &str) -> bool {
-        let stored = self.rancher().stored(self.key(), name).await;
+        let stored = self.rancher.stored(&self.key, name).await;
         matches!(stored, Ok(DatedAnswer { value: None, .. }) | Err(RancherError::Forbidden(..)))
     }
 
@@ -67,7 +67,7 @@ impl RancherIssuer {
         name: &str,
         issued: &IssuedTokens,
     ) -> Result<CloudCredentialView, RancherError> {
-        let DatedAnswer { value, date } = self.rancher().stored(self.key(), name).await?;
+        let DatedAnswer { value, date } = self.rancher.stored(&self.key, name).await?;
         let now = date.or(issued.now);
         let unfit =
             |why: String| CloudCredentialView { target: TargetState::Unfit(why), now, there: None };
@@ -106,7 +106,7 @@ impl RancherIssuer {
     ) -> Result<(), RancherError> {
         let Some(there) = &view.there else { return Ok(()) };
         let content = there.credential.with_token(new.token, new.keep, new.to);
-        let content = content.map_err(|why| self.rancher().not_written(name, why.to_string()))?;
+        let content = content.map_err(|why| self.rancher.not_written(name, why.to_string()))?;
         self.store(name, &there.stored, content, Some(TokenExpiry(new.expires))).await
     }
 
@@ -119,7 +119,7 @@ impl RancherIssuer {
     ) -> Result<(), RancherError> {
         let Some(there) = &view.there else { return Ok(()) };
         let content = there.credential.without_kept();
-        match content.map_err(|why| self.rancher().not_written(name, why.to_string()))? {
+        match content.map_err(|why| self.rancher.not_written(name, why.to_string()))? {
             None => Ok(()),
             Some(content) => self.store(name, &there.stored, content, None).await,
         }
@@ -133,6 +133,6 @@ impl RancherIssuer {
         expires: Option<TokenExpiry>,
     ) -> Result<(), RancherError> {
         let content = SecretText::new(content);
-        self.rancher().write(self.key(), name, was, &content, expires).await.map(drop)
+        self.rancher.write(&self.key, name, was, &content, expires).await.map(drop)
     }
 }

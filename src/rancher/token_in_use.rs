@@ -8,7 +8,7 @@ impl RancherIssuer {
     /// has lost the right to see the token. False also if Rancher does not answer. Makes one call
     /// with the API key. The token itself is not used.
     pub async fn differs(&self, seen: &IssuerReport) -> bool {
-        let found = self.rancher().token(self.key(), &seen.id).await;
+        let found = self.rancher.token(&self.key, &seen.id).await;
         differs(&found.map(|found| found.value), seen)
     }
 }

@@ -266,7 +266,7 @@ impl RancherClient {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
         if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
             let why = format!("{:?} is not the name of a token", safe(name));
-            return Err(RancherError::NotFound(self.name_call(method, folder), why));
+            return Err(RancherError::NotFound(self.0.name_call(method, folder), why));
         }
         Ok(format!("{folder}/{name}"))
     }

@@ -54,7 +54,8 @@ pub(super) struct ServerTarget {
     host: String,
     port: u16,
     /// Prefix that is put before the path of every call to this server, without a slash at its end.
-    prefix: String,
+    /// Empty if there is no prefix.
+    pub(super) prefix: String,
     authority: HeaderValue,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
@@ -127,12 +128,6 @@ impl ServerTarget {
     /// The same server, with `path` appended to its prefix.
     pub(super) fn below(&self, path: &str) -> Self {
         Self { prefix: format!("{}{path}", self.prefix), ..self.clone() }
-    }
-
-    /// Prefix that is put before the path of every call to this server. Empty if there is no
-    /// prefix.
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
     }
 
     /// Name that an error gives to a call to this server with this method and this path.
@@ -286,7 +281,8 @@ mod tests {
             ),
         ] {
             let found = endpoint(url).unwrap();
-            assert_eq!((found.host.as_str(), found.port, found.prefix()), (host, port, prefix));
+            let parts = (found.host.as_str(), found.port, found.prefix.as_str());
+            assert_eq!(parts, (host, port, prefix));
         }
         for url in [
             "http://rancher",

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::rancher_session::wanted_cluster;
 use super::rotation_run::{RancherSession, RotationRun, StepFault, TEST_DEADLINE};
 use crate::domain::credentials::minter;
-use crate::domain::credentials::rotation::{MintedCredential, status};
+use crate::domain::credentials::rotation::MintedCredential;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::rancher::TokenFault;
 
@@ -38,8 +38,8 @@ impl RotationRun<'_> {
     /// Names of the tokens that were made for the TokenRotation, as the session has read them from
     /// Rancher. Empty if there is no session.
     pub(super) fn rancher_tokens(&self) -> Vec<String> {
-        let prefix = status::plan(&self.rotation).prefix;
-        self.session.as_ref().map(|session| session.issued.named(&prefix)).unwrap_or_default()
+        let prefix = &self.plan.prefix;
+        self.session.as_ref().map(|session| session.issued.named(prefix)).unwrap_or_default()
     }
 
     /// Cluster to which a new token is limited. `None`: the token is not limited.

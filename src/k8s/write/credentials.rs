@@ -81,7 +81,9 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<TokenRotation, CallError> {
-        self.patch_rotation(namespace, name, patch, Some("status")).await
+        self.check_leadership()?;
+        let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
+        self.count(ROTATION, api.call_patch_status(name, patch).await)
     }
 
     /// Applies the merge patch `patch` to a TokenRotation, without its status. Returns the changed
@@ -92,7 +94,9 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<TokenRotation, CallError> {
-        self.patch_rotation(namespace, name, patch, None).await
+        self.check_leadership()?;
+        let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
+        self.count(ROTATION, api.call_patch(name, patch).await)
     }
 
     /// Creates a TokenRotation. Fails with a conflict if a TokenRotation with that name exists.
@@ -119,22 +123,6 @@ impl ApiWriter {
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         let request = Request::new(list).delete(name, &params);
         self.send::<TokenRotation>(ROTATION, request).await.map(drop)
-    }
-
-    async fn patch_rotation(
-        &self,
-        namespace: &str,
-        name: &str,
-        patch: &Value,
-        part: Option<&str>,
-    ) -> Result<TokenRotation, CallError> {
-        self.check_leadership()?;
-        let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
-        let answer = match part {
-            None => api.call_patch(name, patch).await,
-            Some(_) => api.call_patch_status(name, patch).await,
-        };
-        self.count(ROTATION, answer)
     }
 
     /// Creates a bound Secret, and returns the Secret's UID. Fails with a conflict if a Secret with

@@ -70,15 +70,16 @@ pub struct ServerEndpoint {
 }
 
 impl ServerEndpoint {
-    /// Reason why no token may be sent to the server. `None`: a token may be sent.
-    pub fn fault(&self) -> Option<CredentialFault> {
+    /// Checks that a token may be sent to the server. The error is the reason why no token may be
+    /// sent.
+    pub fn check(&self) -> Result<(), CredentialFault> {
         let is_secure = self.server.get(..8).is_some_and(|s| s.eq_ignore_ascii_case("https://"));
         if self.insecure {
-            Some(CredentialFault::Unverified)
+            Err(CredentialFault::Unverified)
         } else if is_secure {
-            None
+            Ok(())
         } else {
-            Some(CredentialFault::InClear)
+            Err(CredentialFault::InClear)
         }
     }
 }
@@ -94,11 +95,15 @@ impl Kubeconfig {
         Ok(Self(value))
     }
 
+    /// Entries of a list in the file, such as `users`.
+    fn entries(&self, list: &str) -> impl Iterator<Item = &Value> {
+        self.0[list].as_array().into_iter().flatten()
+    }
+
     /// All tokens in the file that are not empty. Field 0: name of the user. Field 1: token of this
     /// user.
     pub fn tokens(&self) -> Vec<(String, SecretText)> {
-        let users = self.0["users"].as_array().into_iter().flatten();
-        users
+        self.entries("users")
             .filter_map(|entry| {
                 let token = entry["user"]["token"].as_str().filter(|token| !token.is_empty())?;
                 let user = entry["name"].as_str().unwrap_or_default();
@@ -110,8 +115,7 @@ impl Kubeconfig {
     /// All methods of authentication in the file. Field 0: name of the user. Field 1: method of
     /// this user.
     pub fn auth_methods(&self) -> Vec<(String, AuthMethod)> {
-        let users = self.0["users"].as_array().into_iter().flatten();
-        users
+        self.entries("users")
             .flat_map(|entry| {
                 let user = entry["name"].as_str().unwrap_or_default();
                 auth_methods(&entry["user"]).into_iter().map(|method| (user.to_owned(), method))
@@ -121,14 +125,13 @@ impl Kubeconfig {
 
     /// Whether the file has a user with this name.
     pub fn has_user(&self, user: &str) -> bool {
-        let mut users = self.0["users"].as_array().into_iter().flatten();
-        users.any(|entry| entry["name"] == user)
+        self.entries("users").any(|entry| entry["name"] == user)
     }
 
     /// Name of the current context's user. It is an error if the context or its user is missing.
     pub fn current_user(&self) -> Result<String, CredentialFault> {
         let name = &self.0["current-context"];
-        let mut contexts = self.0["contexts"].as_array().into_iter().flatten();
+        let mut contexts = self.entries("contexts");
         let context = contexts.find(|context| context["name"] == *name && name.is_string());
         let user = context.and_then(|context| context["context"]["user"].as_str());
         user.map(str::to_owned).ok_or(CredentialFault::NoCurrentUser)
@@ -215,17 +218,17 @@ impl Kubeconfig {
     /// server. The error says which part is missing or cannot be used.
     pub fn reach(&self, user: &str) -> Result<ServerEndpoint, CredentialFault> {
         self.entry(user)?;
-        let contexts = || self.0["contexts"].as_array().into_iter().flatten();
         let theirs = |context: &&Value| context["context"]["user"] == user;
         let current = &self.0["current-context"];
-        let context = contexts()
+        let context = self
+            .entries("contexts")
             .filter(theirs)
             .find(|context| context["name"] == *current)
-            .or_else(|| contexts().find(theirs))
+            .or_else(|| self.entries("contexts").find(theirs))
             .ok_or_else(|| CredentialFault::NoContext(user.to_owned()))?;
         let name = &context["context"]["cluster"];
-        let mut clusters = self.0["clusters"].as_array().into_iter().flatten();
-        let cluster = clusters
+        let cluster = self
+            .entries("clusters")
             .find(|cluster| cluster["name"] == *name && !name.is_null())
             .map(|entry| &entry["cluster"])
             .ok_or_else(|| CredentialFault::NoCluster(user.to_owned()))?;
@@ -246,7 +249,7 @@ impl Kubeconfig {
     /// Entry of `user` in the list of users. It is an error if the user has no entry, two entries,
     /// or a method of authentication other than a token in the file.
     fn entry(&self, user: &str) -> Result<&Value, CredentialFault> {
-        let mut all = self.0["users"].as_array().into_iter().flatten();
+        let mut all = self.entries("users");
         let entry = all
             .find(|entry| entry["name"] == user)
             .ok_or_else(|| CredentialFault::NoUser(user.to_owned()))?;

@@ -169,12 +169,12 @@ fn a_token_is_not_sent_to_unverified_servers_or_in_clear() {
         insecure,
     };
     for good in ["https://a", "HTTPS://a"] {
-        assert_eq!(reach(good, false).fault(), None, "{good}");
+        assert_eq!(reach(good, false).check(), Ok(()), "{good}");
     }
     for bad in ["http://a", "a", "", "https:/a", "\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}"] {
-        let why = reach(bad, false).fault().unwrap().to_string();
+        let why = reach(bad, false).check().unwrap_err().to_string();
         assert!(why.contains("https://"), "{bad}");
     }
-    let why = reach("https://a", true).fault().unwrap().to_string();
+    let why = reach("https://a", true).check().unwrap_err().to_string();
     assert!(why.contains("insecure-skip-tls-verify"));
 }

@@ -100,34 +100,21 @@ fn read_value(
         }
         let held = all.iter().find(|(other, _)| user.is_none_or(|user| user == other));
         let target = there(held.map(|(_, token)| token.clone()), Vec::new());
-        let watched = config
-            .auth_methods()
-            .iter()
-            .map(|(user, method)| watched_entry(user, method))
-            .collect();
-        return Ok(TargetRead {
-            target,
-            watched: WatchedCredentials::of(watched),
-            kubeconfig: Some(config),
-            reach: None,
-        });
+        let methods = config.auth_methods();
+        let watched = methods.iter().map(|(user, method)| watched_entry(user, method));
+        let watched = WatchedCredentials::of(watched.collect());
+        return Ok(TargetRead { target, watched, kubeconfig: Some(config), reach: None });
     }
     let Some(user) = user else {
         return Err(CredentialFault::UserNotNamed);
     };
     let holds = config.token_of(user)?;
     let reach = config.reach(user)?;
-    if let Some(fault) = reach.fault() {
-        return Err(fault);
-    }
+    reach.check()?;
     let other_tokens = all.iter().filter(|(other, _)| other != user).map(|(_, token)| token.hash());
     let target = there(holds, other_tokens.collect());
-    Ok(TargetRead {
-        target,
-        watched: WatchedCredentials::default(),
-        kubeconfig: Some(config),
-        reach: Some(reach),
-    })
+    let watched = WatchedCredentials::default();
+    Ok(TargetRead { target, watched, kubeconfig: Some(config), reach: Some(reach) })
 }
 
 fn watched_entry(user: &str, method: &AuthMethod) -> WatchedCredential {
