@@ -47,7 +47,7 @@ pub struct ServerClock {
 impl ServerClock {
     /// Clock of this machine. Used when the answer of a server has no date.
     pub fn local() -> Self {
-        Self { said: chrono::Utc::now().timestamp(), at: Instant::now() }
+        Self::from_answer(chrono::Utc::now().timestamp())
     }
 
     /// Clock of a server that has just sent the time `said`, in seconds since the epoch.
@@ -101,7 +101,7 @@ impl RawAnswer {
     }
 
     fn clock(&self) -> ServerClock {
-        self.date.map_or_else(ServerClock::local, |said| ServerClock { said, at: Instant::now() })
+        self.date.map_or_else(ServerClock::local, ServerClock::from_answer)
     }
 }
 

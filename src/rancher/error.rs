@@ -170,8 +170,7 @@ pub(super) fn safe(text: &str) -> String {
 
 /// Cuts the text to [`LONGEST`], and marks the cut.
 fn cut(text: &mut String) {
-    let end = (0..=LONGEST).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    text.truncate(end.min(text.len()));
+    text.truncate(text.floor_char_boundary(LONGEST));
     text.push('…');
 }
 

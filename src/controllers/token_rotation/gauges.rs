@@ -8,7 +8,8 @@ use prometheus::IntGaugeVec;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{Context, RotationContext, lock};
-use crate::api::{ConditionStatus, READY, TokenRotation};
+use crate::api::{ConditionStatus, TokenRotation};
+use crate::domain::credentials::rotation::ready::ready_condition;
 use crate::domain::credentials::rotation::{due, expiry, status, watched};
 use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::k8s::credentials::ServerClock;
@@ -119,8 +120,7 @@ fn add_rotation(values: &mut GaugeValues, rotation: &TokenRotation, now: Seconds
 }
 
 fn reason(rotation: &TokenRotation) -> String {
-    let conditions = rotation.status.iter().flat_map(|status| &status.conditions);
-    let ready = conditions.clone().find(|condition| condition.type_ == READY);
+    let ready = ready_condition(rotation);
     ready.and_then(|ready| ready.reason.clone()).unwrap_or_else(|| "New".to_owned())
 }
 

@@ -16,9 +16,10 @@ use kube_runtime::reflector::ObjectRef;
 
 use super::RotationContext;
 use super::rotation_run::RotationRun;
-use crate::api::{ConditionStatus, READY, RancherServer, SecretTarget, TokenRotation};
+use crate::api::{RancherServer, SecretTarget, TokenRotation};
 use crate::domain::credentials::children::second_message;
 use crate::domain::credentials::rivals::{first_rival, is_same, is_same_rancher, made_by};
+use crate::domain::credentials::rotation::ready::ready_condition;
 use crate::domain::credentials::rotation::{RotationPlan, due, status};
 use crate::k8s::CallError;
 
@@ -92,10 +93,8 @@ fn is_api_key(target: &SecretTarget, server: &RancherServer) -> bool {
 /// Whether status and reason of the condition Ready are the same in the versions `before` and
 /// `after` of a TokenRotation.
 pub(super) fn is_ready_alike(before: Option<&TokenRotation>, after: &TokenRotation) -> bool {
-    let ready = |one: &TokenRotation| -> Option<(ConditionStatus, Option<String>)> {
-        let mut all = one.status.as_ref()?.conditions.iter();
-        let ready = all.find(|condition| condition.type_ == READY)?;
-        Some((ready.status, ready.reason.clone()))
+    let ready = |one: &TokenRotation| {
+        ready_condition(one).map(|ready| (ready.status, ready.reason.clone()))
     };
     before.and_then(ready) == ready(after)
 }

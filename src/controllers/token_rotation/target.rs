@@ -13,7 +13,6 @@ use crate::api::{CloudCredentialTarget, SecretTarget, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
-use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
@@ -153,7 +152,13 @@ impl RotationRun<'_> {
                 let value = value.map_err(|fault| StepFault::Step(fault.to_string()))?;
                 let publishing = self.state.pending.as_ref().and_then(|p| p.publishing.as_ref());
                 let version = publishing.map_or("", |publishing| publishing.replaces.as_str());
-                self.write_secret(wants, version, &value).await?;
+                let (namespace, SecretTarget { name, key, .. }) = (&self.namespace(), wants);
+                let at = SecretKeyRef { namespace, name, key, version };
+                match self.context.ctx.writer.write_target(at, &value).await {
+                    // Another party has changed the target: the next read shows the change.
+                    Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
             RotationTarget::CloudCredential(wants) => {
                 let (session, to) = (self.session()?, self.own_server());
@@ -180,21 +185,6 @@ impl RotationRun<'_> {
             }
         }
         self.read_again().await.map_err(StepFault::Call)
-    }
-
-    async fn write_secret(
-        &self,
-        wants: &SecretTarget,
-        version: &str,
-        value: &SecretText,
-    ) -> Result<(), StepFault> {
-        let namespace = &self.namespace();
-        let at = SecretKeyRef { namespace, name: &wants.name, key: &wants.key, version };
-        match self.context.ctx.writer.write_target(at, value).await {
-            // Another party has changed the target: the next read shows the change.
-            Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
     }
 }
 

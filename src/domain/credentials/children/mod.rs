@@ -13,11 +13,11 @@
 use std::collections::BTreeMap;
 
 use super::rivals::{API_VERSION, KIND, first_rival, made_by};
+use super::rotation::ready::ready_condition;
 use crate::limits::text::{LONGEST_TEXT, cut};
 use crate::object_fields::merge_patch::merge_patch;
 use api::{
-    CloudCredentialTarget, ConditionStatus, LABEL_ROTATION, READY, SecretTarget, Target,
-    TokenRotation,
+    CloudCredentialTarget, ConditionStatus, LABEL_ROTATION, SecretTarget, Target, TokenRotation,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
@@ -213,9 +213,9 @@ fn named_in_short(what: &str, all: Vec<String>) -> Option<String> {
 /// Reason why a child does not replace its credential. `child`: the stored child. `None`: the child
 /// does not exist yet. The result is `None` if the child replaces its credential.
 fn fault(child: Option<&TokenRotation>) -> Option<String> {
-    let status = child.and_then(|child| child.status.as_ref());
-    let ready = status.and_then(|status| status.conditions.iter().find(|one| one.type_ == READY));
-    let Some(ready) = ready else { return Some("not reconciled yet".to_owned()) };
+    let Some(ready) = child.and_then(ready_condition) else {
+        return Some("not reconciled yet".to_owned());
+    };
     let words = [ready.reason.clone(), ready.message.clone()];
     let words: Vec<String> = words.into_iter().flatten().collect();
     (ready.status != ConditionStatus::True).then(|| words.join(": "))

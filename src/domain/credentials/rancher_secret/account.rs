@@ -102,9 +102,9 @@ impl AccountOptions<'_> {
     /// TokenRotation that renews the API key.
     pub fn text(&self, renews: bool) -> String {
         let mut all = self.vm_namespace.map(|machines| self.rights(machines)).unwrap_or_default();
-        all.push(self.rotation(self.credential, self.spec()));
+        all.push(self.account_rotation());
         if renews {
-            all.push(self.rotation(&format!("{}-api-key", self.secret), self.key_spec()));
+            all.push(self.key_rotation());
         }
         let document = |one: &Value| {
             format!("---\n{}\n", serde_saphyr::to_string(one).unwrap_or_default().trim_end())
@@ -137,13 +137,20 @@ impl AccountOptions<'_> {
         ]
     }
 
-    fn rotation(&self, name: &str, spec: TokenRotationSpec) -> Value {
+    fn rotation(&self, name: &str, source: Source, target: Target) -> Value {
+        let spec = TokenRotationSpec {
+            source: Some(source),
+            target,
+            rancher: Some(RancherServer { minter: self.minter(), ..RancherServer::default() }),
+            ..TokenRotationSpec::default()
+        };
         let mut rotation = TokenRotation::new(name, spec);
         rotation.metadata.namespace = Some(self.namespace.to_owned());
         json!(rotation)
     }
 
-    fn spec(&self) -> TokenRotationSpec {
+    /// TokenRotation that puts the account's token into the cloud credential.
+    fn account_rotation(&self) -> Value {
         let account = ServiceAccountToken {
             service_account_name: self.account().to_owned(),
             lifetime_seconds: None,
@@ -152,30 +159,23 @@ impl AccountOptions<'_> {
             name: self.credential.to_owned(),
             server: self.server.map(str::to_owned),
         };
-        TokenRotationSpec {
-            source: Some(Source { service_account_token: Some(account), ..Source::default() }),
-            target: Target { cloud_credential: Some(credential), ..Target::default() },
-            rancher: Some(self.rancher()),
-            ..TokenRotationSpec::default()
-        }
+        let source = Source { service_account_token: Some(account), ..Source::default() };
+        let target = Target { cloud_credential: Some(credential), ..Target::default() };
+        self.rotation(self.credential, source, target)
     }
 
-    /// Spec of the TokenRotation that renews the API key.
-    fn key_spec(&self) -> TokenRotationSpec {
-        let Minter { secret_name, key } = self.rancher().minter;
+    /// TokenRotation that renews the API key.
+    fn key_rotation(&self) -> Value {
+        let Minter { secret_name, key } = self.minter();
         let secret = SecretTarget { name: secret_name, key, kubeconfig_user: None };
         let token = RancherToken::default();
-        TokenRotationSpec {
-            source: Some(Source { rancher_token: Some(token), ..Source::default() }),
-            target: Target { secret: Some(secret), ..Target::default() },
-            rancher: Some(self.rancher()),
-            ..TokenRotationSpec::default()
-        }
+        let source = Source { rancher_token: Some(token), ..Source::default() };
+        let target = Target { secret: Some(secret), ..Target::default() };
+        self.rotation(&format!("{}-api-key", self.secret), source, target)
     }
 
-    fn rancher(&self) -> RancherServer {
-        let minter = Minter { secret_name: self.secret.to_owned(), key: "token".to_owned() };
-        RancherServer { minter, ..RancherServer::default() }
+    fn minter(&self) -> Minter {
+        Minter { secret_name: self.secret.to_owned(), key: "token".to_owned() }
     }
 
     /// Report about the printed objects, and about the steps that the user must take next.

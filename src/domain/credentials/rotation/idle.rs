@@ -3,12 +3,12 @@
 
 use super::super::timestamp::Seconds;
 use super::super::token::TokenClaims;
-use super::ready::UNREADABLE;
+use super::ready::{UNREADABLE, ready_condition};
 use super::{
     ObservedState, RotationAction, RotationPlan, RotationState, TargetCredential, TargetState,
     UnpublishedCredential, decide, expiry, status,
 };
-use api::{READY, ROTATION_FINALIZER, TokenRotation};
+use api::{ROTATION_FINALIZER, TokenRotation};
 
 /// Next step if nothing has changed since the last reconcile. `None`: the target must be read to
 /// find the next step. `unpublished`: credential that only this process has, in memory.
@@ -28,9 +28,8 @@ pub fn step_if_unchanged(
     let mut finalizers = rotation.metadata.finalizers.iter().flatten();
     let is_held = plan.source.is_none() || finalizers.any(|one| one == ROTATION_FINALIZER);
     // A target that could not be read must be read again, because no event reports a granted right.
-    let mut conditions = status.conditions.iter();
     let is_blind =
-        conditions.any(|one| one.type_ == READY && one.reason.as_deref() == Some(UNREADABLE));
+        ready_condition(rotation).is_some_and(|ready| ready.reason.as_deref() == Some(UNREADABLE));
     if !is_followed || !is_held || plan.deleting.is_some() || is_blind {
         return None;
     }

@@ -7,11 +7,16 @@ use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;
 use super::{ObservedState, RotationPlan, RotationState, RotationStep, TargetState, deletion};
 use api::ConditionStatus::{self, False, True};
-use api::Target;
+use api::{Condition, READY, Target, TokenRotation};
 
 /// Reason of Ready if one of these cannot be read: the target, or the list of credentials that were
 /// made for the target.
 pub const UNREADABLE: &str = "TargetUnreadable";
+
+/// Condition Ready of a TokenRotation. `None`: the TokenRotation was not reconciled yet.
+pub fn ready_condition(rotation: &TokenRotation) -> Option<&Condition> {
+    rotation.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == READY)
+}
 
 /// Observed facts on which the condition Ready depends, in addition to the target's state.
 #[derive(Clone, Debug, Default)]

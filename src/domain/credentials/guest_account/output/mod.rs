@@ -4,7 +4,7 @@
 //! Invariant: every name, URL and token is quoted, so that none of them can be read as another part
 //! of the text.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -120,9 +120,6 @@ pub fn text(
     driver: bool,
 ) -> Zeroizing<String> {
     let config = kubeconfig(guest, server, material);
-    if form == OutputForm::Kubeconfig {
-        return config;
-    }
     let encoded = Zeroizing::new(STANDARD.encode(config.as_bytes()));
     match form {
         OutputForm::Kubeconfig => config,
@@ -236,11 +233,8 @@ pub fn default_server(vip: Option<&str>) -> Result<String, String> {
     let (namespace, name, key) = VIP;
     let give = "give --server https://HOST:PORT, at which the guest's nodes reach Harvester";
     match vip.map(|text| text.trim().parse::<IpAddr>()) {
-        Some(Ok(IpAddr::V4(ip))) if !ip.is_unspecified() && !ip.is_loopback() => {
-            Ok(format!("https://{ip}:{PORT}"))
-        }
-        Some(Ok(IpAddr::V6(ip))) if !ip.is_unspecified() && !ip.is_loopback() => {
-            Ok(format!("https://[{ip}]:{PORT}"))
+        Some(Ok(ip)) if !ip.is_unspecified() && !ip.is_loopback() => {
+            Ok(format!("https://{}", SocketAddr::new(ip, PORT)))
         }
         Some(_) => Err(format!(
             "--server is not given, and ConfigMap {namespace}/{name} holds no address under \

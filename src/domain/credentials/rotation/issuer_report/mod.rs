@@ -60,20 +60,19 @@ pub(super) fn with_reported_expiry(
     // A foreign credential counts as deleted if the issuer reported it before and does not list it
     // now. Credentials that the operator made are looked up by their names instead.
     let was_seen = !current.ours && (current.expires.is_some() || current.kept_alive);
-    let gone = (held.is_missing && was_seen).then(|| IssuerReport {
-        id: String::new(),
-        expires: Some(now),
-        kept_alive: false,
-    });
-    let report = held.report.as_ref().or(gone.as_ref())?;
+    let (expires, kept_alive) = match &held.report {
+        Some(report) => (report.expires, report.kept_alive),
+        None if held.is_missing && was_seen => (Some(now), false),
+        None => return None,
+    };
     // The exact expiry of a credential that has expired is not known, so the recorded expiry stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
-    let is_same = current.expires == report.expires && current.kept_alive == report.kept_alive;
-    if is_same || is_over(current.expires) && is_over(report.expires) {
+    let is_same = current.expires == expires && current.kept_alive == kept_alive;
+    if is_same || is_over(current.expires) && is_over(expires) {
         return None;
     }
-    (current.expires, current.kept_alive) = (report.expires, report.kept_alive);
-    if report.kept_alive && next.pending.is_none() {
+    (current.expires, current.kept_alive) = (expires, kept_alive);
+    if kept_alive && next.pending.is_none() {
         // The replacement is not due any more, so its failed step is not tried again.
         (next.failures, next.retry_after) = (0, None);
         next.last_result = Some("Adopted".to_owned());
