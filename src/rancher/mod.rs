@@ -40,10 +40,6 @@ pub use trusted_roots::TrustedRoots;
 
 use crate::domain::credentials::secret_text::SecretText;
 
-/// Path of SelfSubjectAccessReviews, which every account may create at every API server. The
-/// request succeeds if the server accepts the token, and fails otherwise.
-const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-
 /// Reads the text at a path of the Rancher at a URL, without authentication. The server's
 /// certificate is not verified: the caller must check the text.
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {

@@ -9,10 +9,9 @@ use http::Method;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::transport::{ServerTarget, WireRequest};
-use super::{
-    ACCESS_REVIEW, ApiServer, RancherClient, RancherError, RancherIssuer, TokenFault, parsed, plain,
-};
+use super::token_bearer::allowed;
+use super::transport::ServerTarget;
+use super::{ApiServer, RancherClient, RancherError, RancherIssuer, TokenFault, parsed};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
 use crate::domain::credentials::secret_text::SecretText;
@@ -100,14 +99,8 @@ async fn lacks(
     namespace: Option<&str>,
 ) -> Result<Option<DriverRight>, RancherError> {
     for right in RIGHTS {
-        let body = Some(plain(&right.review(namespace)));
-        let ask = WireRequest { method: Method::POST, path: ACCESS_REVIEW, token, body };
-        let answer = server.call(ask).await?;
-        let review: Value = parsed(&answer)?;
-        match review["status"]["allowed"].as_bool() {
-            Some(true) => {}
-            Some(false) => return Ok(Some(right)),
-            None => return Err(answer.unreadable("it is not a review")),
+        if !allowed(server, token, &right.review(namespace)).await?.value {
+            return Ok(Some(right));
         }
     }
     Ok(None)

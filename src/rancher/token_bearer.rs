@@ -9,8 +9,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::transport::{ServerTarget, WireAnswer, WireRequest};
-use super::{ACCESS_REVIEW, DatedAnswer, RancherError, parsed, plain};
+use super::{DatedAnswer, RancherError, parsed, plain};
 
+/// Path of SelfSubjectAccessReviews, which every account may create at every API server. The
+/// request succeeds if the server accepts the token, and fails otherwise.
+const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 /// Path of a review that names the user of a token.
 pub(super) const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
@@ -71,12 +74,21 @@ async fn accepted(
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
         "spec": {"nonResourceAttributes": {"path": "/api", "verb": "get"}},
     });
-    let answer = post(there, token, ACCESS_REVIEW, &review).await?;
-    if parsed::<Value>(&answer)?["status"]["allowed"].is_boolean() {
-        Ok(DatedAnswer { value: TokenBearer { user: None, token: None }, date: answer.date })
-    } else {
-        Err(answer.unreadable("it is not a review"))
-    }
+    let date = allowed(there, token, &review).await?.date;
+    Ok(DatedAnswer { value: TokenBearer { user: None, token: None }, date })
+}
+
+/// Asks the server whether the token's bearer has the right in the SelfSubjectAccessReview
+/// `review`.
+pub(super) async fn allowed(
+    there: &ServerTarget,
+    token: &str,
+    review: &Value,
+) -> Result<DatedAnswer<bool>, RancherError> {
+    let answer = post(there, token, ACCESS_REVIEW, review).await?;
+    let allowed = parsed::<Value>(&answer)?["status"]["allowed"].as_bool();
+    let value = allowed.ok_or_else(|| answer.unreadable("it is not a review"))?;
+    Ok(DatedAnswer { value, date: answer.date })
 }
 
 async fn post(

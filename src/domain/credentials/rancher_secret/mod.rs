@@ -17,6 +17,7 @@ use chrono::DateTime;
 use zeroize::Zeroizing;
 
 use super::children::ListedCredential;
+use super::guest_account::output::{joined, quoted};
 use super::guest_account::{is_object_name, namespace_fault};
 use super::minter::is_server;
 use super::secret_text::SecretText;
@@ -70,26 +71,22 @@ impl RancherSecretOptions<'_> {
     /// Text of the Secret in YAML, wiped from memory when it is dropped. `authority`: certificate
     /// authority in PEM, for the Secret's key `ca.crt`. `None`: the Secret does not get this key.
     pub fn text(&self, authority: Option<&str>) -> Zeroizing<String> {
-        let encoded = |text: &str| Zeroizing::new(STANDARD.encode(text));
-        let quoted = |text: &str| serde_json::Value::from(text).to_string();
-        let (name, namespace) = (quoted(self.name), quoted(self.namespace));
-        let url = quoted(self.url.trim_end_matches('/'));
-        // All capacity is allocated at once, because a text that grows leaves copies of itself in
-        // memory.
-        let mut out = Zeroizing::new(String::with_capacity(64 * 1024));
-        let head = format!(
-            "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  annotations:\n    \
-             {ANNOTATION_RANCHER_URL}: {url}"
-        );
-        out.push_str(&head);
-        out.push_str("\ntype: Opaque\ndata:\n  token: ");
-        out.push_str(&encoded(self.key.reveal()));
-        if let Some(authority) = authority {
-            out.push_str("\n  ca.crt: ");
-            out.push_str(&encoded(authority));
-        }
-        out.push('\n');
-        out
+        let token = Zeroizing::new(STANDARD.encode(self.key.reveal()));
+        let authority = authority.map(|pem| format!("\n  ca.crt: {}", STANDARD.encode(pem)));
+        joined(&[
+            "apiVersion: v1\nkind: Secret\nmetadata:\n  name: ",
+            &quoted(self.name),
+            "\n  namespace: ",
+            &quoted(self.namespace),
+            "\n  annotations:\n    ",
+            ANNOTATION_RANCHER_URL,
+            ": ",
+            &quoted(self.url.trim_end_matches('/')),
+            "\ntype: Opaque\ndata:\n  token: ",
+            &token,
+            &authority.unwrap_or_default(),
+            "\n",
+        ])
     }
 }
 

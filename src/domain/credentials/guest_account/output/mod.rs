@@ -170,7 +170,7 @@ fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
 }
 
 /// Joins parts in one allocation, because a text that grows would leave copies of itself in memory.
-fn joined(parts: &[&str]) -> Zeroizing<String> {
+pub(crate) fn joined(parts: &[&str]) -> Zeroizing<String> {
     let length = parts.iter().map(|part| part.len()).sum();
     let mut text = Zeroizing::new(String::with_capacity(length));
     for part in parts {
@@ -180,7 +180,7 @@ fn joined(parts: &[&str]) -> Zeroizing<String> {
 }
 
 /// The text as a JSON string. YAML parses a JSON string to the same text.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
