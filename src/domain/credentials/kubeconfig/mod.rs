@@ -44,17 +44,6 @@ const MADE: &str = "harvester";
 /// Parsed content of a kubeconfig.
 pub struct Kubeconfig(Value);
 
-/// Method by which a user authenticates.
-pub enum AuthMethod {
-    /// A token in the file.
-    Token(SecretText),
-    /// A client certificate in the file. Field 0: name and times of the certificate.
-    Certificate(TokenClaims),
-    /// Method of authentication whose expiry is not known. Field 0: text that says why the expiry
-    /// is not known.
-    Unknown(String),
-}
-
 /// Server to which a client sends a user's token, as a kubeconfig describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerEndpoint {
@@ -112,9 +101,10 @@ impl Kubeconfig {
             .collect()
     }
 
-    /// All methods of authentication in the file. Field 0: name of the user. Field 1: method of
-    /// this user.
-    pub fn auth_methods(&self) -> Vec<(String, AuthMethod)> {
+    /// All methods of authentication in the file. Field 0: name of the user. Field 1: name and times
+    /// of the token or certificate by which this user authenticates. The error says why the expiry
+    /// is not known.
+    pub fn auth_methods(&self) -> Vec<(String, Result<TokenClaims, String>)> {
         self.entries("users")
             .flat_map(|entry| {
                 let user = entry["name"].as_str().unwrap_or_default();
@@ -263,18 +253,16 @@ impl Kubeconfig {
     }
 }
 
-fn auth_methods(user: &Value) -> Vec<AuthMethod> {
+fn auth_methods(user: &Value) -> Vec<Result<TokenClaims, String>> {
     let text = |field: &str| user[field].as_str().filter(|text| !text.is_empty());
     let mut auth_methods = Vec::new();
     // A client prefers `tokenFile` to `token`. So `token` counts only if there is no `tokenFile`.
     if let Some(token) = text("token").filter(|_| text("tokenFile").is_none()) {
-        auth_methods.push(AuthMethod::Token(SecretText::trimmed(token.to_owned())));
+        auth_methods.push(Ok(SecretText::trimmed(token.to_owned()).claims()));
     }
     if let Some(data) = text("client-certificate-data") {
-        auth_methods.push(client_certificate::claims(data).map_or_else(
-            || AuthMethod::Unknown("its client-certificate-data is not a certificate".to_owned()),
-            AuthMethod::Certificate,
-        ));
+        let why = "its client-certificate-data is not a certificate";
+        auth_methods.push(client_certificate::claims(data).ok_or_else(|| why.to_owned()));
     }
     let is_there = |method: &&&str| !user[**method].is_null() && user[**method] != "";
     // A client prefers a certificate in the file to a path to a certificate. So the path counts
@@ -284,7 +272,7 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
     };
     if let Some(method) = UNKNOWN_END_FIELDS.iter().find(|method| is_there(method) && !path(method))
     {
-        auth_methods.push(AuthMethod::Unknown(format!(
+        auth_methods.push(Err(format!(
             "the user authenticates by {method}: the file does not say when the credential expires"
         )));
     }

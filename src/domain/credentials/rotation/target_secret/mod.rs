@@ -4,11 +4,11 @@
 //! contains nothing secret.
 
 use super::super::credential_fault::CredentialFault;
-use super::super::kubeconfig::{AuthMethod, Kubeconfig, ServerEndpoint};
+use super::super::kubeconfig::{Kubeconfig, ServerEndpoint};
 use super::super::secret_text::SecretText;
 use super::watched::{self, WatchedCredentials};
 use super::{TargetCredential, TargetState};
-use api::{SecretTarget, WatchedCredential};
+use api::SecretTarget;
 
 /// Fields that a rotation reads of a target Secret, or of the Secret with the API key.
 #[derive(Clone, Debug, Default)]
@@ -100,8 +100,10 @@ fn read_value(
         }
         let held = all.iter().find(|(other, _)| user.is_none_or(|user| user == other));
         let target = there(held.map(|(_, token)| token.clone()), Vec::new());
-        let methods = config.auth_methods();
-        let watched = methods.iter().map(|(user, method)| watched_entry(user, method));
+        let watched = config.auth_methods().into_iter().map(|(user, claims)| match claims {
+            Ok(claims) => watched::token_entry(&user, &claims),
+            Err(why) => watched::unknown_entry(&user, &why),
+        });
         let watched = WatchedCredentials::of(watched.collect());
         return Ok(TargetRead { target, watched, kubeconfig: Some(config), reach: None });
     }
@@ -115,14 +117,6 @@ fn read_value(
     let target = there(holds, other_tokens.collect());
     let watched = WatchedCredentials::default();
     Ok(TargetRead { target, watched, kubeconfig: Some(config), reach: Some(reach) })
-}
-
-fn watched_entry(user: &str, method: &AuthMethod) -> WatchedCredential {
-    match method {
-        AuthMethod::Token(token) => watched::token_entry(user, &token.claims()),
-        AuthMethod::Certificate(claims) => watched::token_entry(user, claims),
-        AuthMethod::Unknown(why) => watched::unknown_entry(user, why),
-    }
 }
 
 impl TargetRead {
