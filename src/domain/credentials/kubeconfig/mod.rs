@@ -101,9 +101,9 @@ impl Kubeconfig {
             .collect()
     }
 
-    /// All methods of authentication in the file. Field 0: name of the user. Field 1: name and times
-    /// of the token or certificate by which this user authenticates. The error says why the expiry
-    /// is not known.
+    /// All methods of authentication in the file. Field 0: name of the user. Field 1: name and
+    /// times of the token or certificate by which this user authenticates. The error says why the
+    /// expiry is not known.
     pub fn auth_methods(&self) -> Vec<(String, Result<TokenClaims, String>)> {
         self.entries("users")
             .flat_map(|entry| {
