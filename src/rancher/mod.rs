@@ -35,18 +35,11 @@ pub use rights::TokenRights;
 pub use target::{CloudCredentialView, ReplacementToken};
 pub use token_bearer::TokenBearer;
 pub use tokens::{ListedToken, MintedToken, TokenApi, TokenList, TokenOrder};
+pub use transport::shown;
 use transport::{ServerTarget, WireAnswer, WireRequest};
 pub use trusted_roots::TrustedRoots;
 
 use crate::domain::credentials::secret_text::SecretText;
-
-/// Reads the text at a path of the Rancher at a URL, without authentication. The server's
-/// certificate is not verified: the caller must check the text.
-pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
-    let answer = transport::shown(url, path).await?;
-    let text = std::str::from_utf8(&answer.body);
-    text.map(str::to_owned).map_err(|_| answer.unreadable("it is not text in UTF-8"))
-}
 
 /// An answer of a server, with its date.
 #[derive(Clone, Debug)]

@@ -226,13 +226,16 @@ impl ServerTarget {
     }
 }
 
-/// Sends a request without a token to the server at a URL, and reads the answer. The server's
-/// certificate is not verified.
-pub(super) async fn shown(url: &str, path: &str) -> Result<WireAnswer, RancherError> {
+/// Reads the text at a path of the Rancher at a URL, without authentication. The server's
+/// certificate is not verified: the caller must check the text.
+pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let call = RancherCall::new(&Method::GET, path);
     let unfit = |message| RancherError::Refused { call: call.clone(), status: 0, message };
     let there = ServerTarget::with(url, tls::unverified().map_err(unfit)?, None).map_err(unfit)?;
-    there.within(WireRequest { method: Method::GET, path, token: "", body: None }).await
+    let ask = WireRequest { method: Method::GET, path, token: "", body: None };
+    let answer = there.within(ask).await?;
+    let text = std::str::from_utf8(&answer.body);
+    text.map(str::to_owned).map_err(|_| answer.unreadable("it is not text in UTF-8"))
 }
 
 async fn read(mut body: Incoming, call: &RancherCall) -> Result<Zeroizing<Vec<u8>>, RancherError> {
