@@ -2,6 +2,7 @@
 //! published, replaced or abandoned, and which step has failed. This module also decides which old
 //! credential may be revoked.
 
+use super::decide::DecisionInput;
 use super::foreign_credentials::{record_found, serial_of};
 use super::kept_credential::kept_hash;
 use super::{
@@ -21,11 +22,8 @@ const LAST_REVOKE: Seconds = 120;
 
 /// Action that brings the recorded state up to date with `seen`. `None`: `state` agrees with the
 /// target's content and with the existing credentials.
-pub(super) fn update_state(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-) -> Option<RotationAction> {
+pub(super) fn update_state(input: DecisionInput<'_>) -> Option<RotationAction> {
+    let DecisionInput { plan, state, seen } = input;
     if let Some(held) = seen.target.held() {
         if has_hash(state.publishing().map(|publishing| &publishing.made.hash), held) {
             return Some(RotationAction::write(
@@ -34,16 +32,13 @@ pub(super) fn update_state(
             ));
         }
         if !state.current.as_ref().is_some_and(|current| is_same(plan, current, held)) {
-            return Some(RotationAction::write(
-                StateChange::Adopted,
-                adopted(plan, state, seen, held),
-            ));
+            return Some(RotationAction::write(StateChange::Adopted, adopted(input, held)));
         }
         if let Some(next) = issuer_report::with_reported_expiry(state, held, seen.now) {
             return Some(RotationAction::write(StateChange::Retimed, next));
         }
     }
-    record_found(plan, state, seen)
+    record_found(input)
 }
 
 /// Whether the target holds the recorded credential. `current`: recorded credential. `held`:
@@ -149,12 +144,8 @@ pub(super) fn retire(next: &mut RotationState, after: Option<Seconds>) {
 /// * Another party has made the credential.
 /// * Another party has put an old credential back.
 /// * A late write of the operator has published the credential.
-fn adopted(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-    held: &TargetCredential,
-) -> RotationState {
+fn adopted(input: DecisionInput<'_>, held: &TargetCredential) -> RotationState {
+    let DecisionInput { plan, state, seen } = input;
     let mut next = state.clone();
     abandon(plan, &mut next, seen.now);
     let end = plan.overlap_end(seen.now);
@@ -206,13 +197,9 @@ fn abandon(plan: &RotationPlan, next: &mut RotationState, now: Seconds) {
 }
 
 /// Action that abandons the pending credential.
-pub(super) fn abandon_pending(
-    plan: &RotationPlan,
-    state: &RotationState,
-    now: Seconds,
-) -> RotationAction {
-    let mut next = state.clone();
-    abandon(plan, &mut next, now);
+pub(super) fn abandon_pending(input: DecisionInput<'_>) -> RotationAction {
+    let mut next = input.state.clone();
+    abandon(input.plan, &mut next, input.seen.now);
     RotationAction::write(StateChange::Abandoned, next)
 }
 
@@ -220,11 +207,8 @@ pub(super) fn abandon_pending(
 /// is not known. The server refuses such a write if the target has another version by now. The
 /// write may have succeeded earlier, and a client may have read its credential. Therefore the
 /// overlap of this credential begins now. `None`: nothing in the state changes.
-pub(super) fn without_late_writes(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-) -> Option<RotationState> {
+pub(super) fn without_late_writes(input: DecisionInput<'_>) -> Option<RotationState> {
+    let DecisionInput { plan, state, seen } = input;
     let TargetState::There { version, .. } = &seen.target else { return None };
     let is_over =
         |old: &RetiredCredential| old.replaces.as_ref().is_some_and(|replaces| replaces != version);

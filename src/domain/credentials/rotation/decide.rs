@@ -13,13 +13,23 @@ use super::{
     UnpublishedCredential, deletion, due, failed,
 };
 
+/// Facts from which the next step of a rotation follows.
+#[derive(Clone, Copy)]
+pub(super) struct DecisionInput<'a> {
+    pub(super) plan: &'a RotationPlan,
+    pub(super) state: &'a RotationState,
+    pub(super) seen: &'a ObservedState,
+}
+
 /// Returns the next step of a rotation.
 pub fn decide(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) -> RotationAction {
+    let input = DecisionInput { plan, state, seen };
     match plan.deleting {
         Some(_) if plan.is_second => {
-            return deletion::next_step(plan, state, &as_second(state, seen));
+            let seen = &as_second(state, seen);
+            return deletion::next_step(DecisionInput { plan, state, seen });
         }
-        Some(_) => return deletion::next_step(plan, state, seen),
+        Some(_) => return deletion::next_step(input),
         None if plan.is_second => return RotationAction::Wait(None),
         None => {}
     }
@@ -27,28 +37,24 @@ pub fn decide(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) 
     if matches!(seen.target, TargetState::Unknown) {
         return RotationAction::Wait(Some(seen.now + READ_AGAIN_AFTER));
     }
-    if let Some(act) = update_state(plan, state, seen) {
+    if let Some(act) = update_state(input) {
         return act;
     }
     if plan.schedule.paused {
         return RotationAction::Wait(None);
     }
     let mut until = EarliestTime::default();
-    replace(plan, state, seen, &mut until)
-        .or_else(|| restart(plan, state, seen, &mut until))
-        .or_else(|| revoke(plan, state, seen, &mut until))
-        .or_else(|| drop_kept_foreign(plan, state, seen, &mut until))
+    replace(input, &mut until)
+        .or_else(|| restart(input, &mut until))
+        .or_else(|| revoke(input, &mut until))
+        .or_else(|| drop_kept_foreign(input, &mut until))
         .unwrap_or(RotationAction::Wait(until.0))
 }
 
 /// Next step of a replacement that is due or requested. `None`: no step is due, or none is possible
 /// now. `until` then gets the time of the next step, if that time is known.
-fn replace(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-    until: &mut EarliestTime,
-) -> Option<RotationAction> {
+fn replace(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {
+    let DecisionInput { plan, state, seen } = input;
     let (version, empty) = match &seen.target {
         TargetState::Unknown => return None,
         TargetState::Absent => ("", true),
@@ -57,7 +63,7 @@ fn replace(
         TargetState::Unfit(_) => {
             until.or(seen.now + READ_AGAIN_AFTER);
             let never_sent = state.pending.as_ref().is_some_and(|p| p.publishing.is_none());
-            return never_sent.then(|| abandon_pending(plan, state, seen.now));
+            return never_sent.then(|| abandon_pending(input));
         }
         TargetState::There { version, holds, .. } => (version.as_str(), holds.is_none()),
     };
@@ -68,13 +74,13 @@ fn replace(
         // (`takes_over`).
         let is_obsolete = state.is_kept_alive() && !state.is_asked() && !takes_over(plan, state);
         if plan.source.is_none() || is_obsolete {
-            return Some(abandon_pending(plan, state, seen.now));
+            return Some(abandon_pending(input));
         }
         if let Some(retry) = retry {
             until.or(retry);
             return None;
         }
-        return Some(continue_pending(plan, state, pending, version, seen));
+        return Some(continue_pending(input, pending, version));
     }
     plan.source?;
     let requests = plan.requests.beyond(&state.done);
@@ -102,7 +108,7 @@ fn replace(
     let name = format!("{}-{}", plan.prefix, next.serial);
     let leaked = requests.leaked.is_some();
     next.pending = Some(PendingEntry { name, since: seen.now, requests, publishing: None });
-    match occupied_until(plan, state, seen).filter(|at| {
+    match occupied_until(input).filter(|at| {
         let expires = state.current.as_ref().and_then(|current| current.expires);
         !leaked && expires.is_none_or(|end| end > *at)
     }) {
@@ -126,12 +132,11 @@ fn takes_over(plan: &RotationPlan, state: &RotationState) -> bool {
 /// Next step for the pending credential: make, verify or publish it. `version`: present version of
 /// the target, empty if the target does not exist.
 fn continue_pending(
-    plan: &RotationPlan,
-    state: &RotationState,
+    input: DecisionInput<'_>,
     pending: &PendingEntry,
     version: &str,
-    seen: &ObservedState,
 ) -> RotationAction {
+    let DecisionInput { plan, state, seen } = input;
     let (readable, now) = (plan.source.is_some_and(|source| source.readable), seen.now);
     let unpublished =
         seen.unpublished.as_ref().filter(|unpublished| unpublished.name == pending.name);
@@ -144,7 +149,7 @@ fn continue_pending(
         }
         // No process has the pending credential in memory any more, and the issuer cannot show it
         // again.
-        None if !readable => return abandon_pending(plan, state, now),
+        None if !readable => return abandon_pending(input),
         None | Some(UnpublishedCredential { made: None, .. }) => {
             return RotationAction::Mint(pending.name.clone());
         }
@@ -190,12 +195,8 @@ fn continue_pending(
 /// * The restart is done or not wanted, and every overlap has been started.
 /// * A failed restart waits for its next try.
 /// * The target holds no credential, or the operator did not make the credential in the target.
-fn restart(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-    until: &mut EarliestTime,
-) -> Option<RotationAction> {
+fn restart(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {
+    let DecisionInput { plan, state, seen } = input;
     let current = state.current.as_ref().filter(|current| current.ours)?;
     seen.target.held()?;
     let is_done = state.restarted_for.as_ref() == Some(&current.name);
@@ -235,13 +236,9 @@ pub fn after_restart(plan: &RotationPlan, state: &RotationState, now: Seconds) -
 /// * A person has copied the credential into the target.
 /// * A late write can still put the credential into the target. The outcome of a late write is not
 ///   known.
-fn revoke(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-    until: &mut EarliestTime,
-) -> Option<RotationAction> {
-    if let Some(next) = without_late_writes(plan, state, seen) {
+fn revoke(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {
+    let DecisionInput { plan, state, seen } = input;
+    if let Some(next) = without_late_writes(input) {
         return Some(RotationAction::write(StateChange::Abandoned, next));
     }
     let prunes = plan.source.is_some_and(|source| source.prunes);

@@ -5,6 +5,7 @@ use super::bookkeeping::{
     abandon_pending, is_held, is_other_token, may_be_revoked, retire, revoke_or_forget,
     update_state, without_late_writes,
 };
+use super::decide::DecisionInput;
 use super::foreign_credentials::record_found;
 use super::kept_credential::{drop_kept_foreign, kept_foreign_until};
 use super::{
@@ -53,11 +54,8 @@ pub fn why_deletion_waits<'a>(
 /// Next step of a deletion. The pending credential is revoked, and replaced credentials are revoked
 /// after their overlap. If the spec sets `onDelete: Revoke`, the credential in the target is
 /// revoked too, and no overlap is awaited.
-pub(super) fn next_step(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-) -> RotationAction {
+pub(super) fn next_step(input: DecisionInput<'_>) -> RotationAction {
+    let DecisionInput { plan, state, seen } = input;
     let last = deadline(plan, state);
     if seen.now >= last {
         return RotationAction::Finish;
@@ -78,16 +76,12 @@ pub(super) fn next_step(
     // If `plan.revokes` is true, the deletion revokes every credential that the operator made. So
     // it does not matter which of them the target holds, and a change of the target is not
     // recorded.
-    let news = if plan.revokes {
-        record_found(plan, state, seen)
-    } else {
-        update_state(plan, state, seen)
-    };
+    let news = if plan.revokes { record_found(input) } else { update_state(input) };
     if let Some(act) = news {
         return act;
     }
     if state.pending.is_some() {
-        return abandon_pending(plan, state, seen.now);
+        return abandon_pending(input);
     }
     if plan.revokes && state.current.as_ref().is_some_and(|current| current.ours) {
         let mut next = state.clone();
@@ -95,12 +89,12 @@ pub(super) fn next_step(
         return RotationAction::write(StateChange::Abandoned, next);
     }
     if !plan.revokes
-        && let Some(next) = with_overlaps(plan, state, seen)
+        && let Some(next) = with_overlaps(input)
     {
         return RotationAction::write(StateChange::Abandoned, next);
     }
     let mut until = EarliestTime::default();
-    if let Some(act) = drop_kept_foreign(plan, state, seen, &mut until) {
+    if let Some(act) = drop_kept_foreign(input, &mut until) {
         return act;
     }
     for old in &state.previous {
@@ -129,12 +123,9 @@ pub(super) fn next_step(
 ///
 /// * An overlap that waits for a restart of the workloads, because a deletion restarts none.
 /// * The overlap of a credential whose late write can no longer succeed.
-fn with_overlaps(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-) -> Option<RotationState> {
-    if let Some(next) = without_late_writes(plan, state, seen) {
+fn with_overlaps(input: DecisionInput<'_>) -> Option<RotationState> {
+    let DecisionInput { plan, state, seen } = input;
+    if let Some(next) = without_late_writes(input) {
         return Some(next);
     }
     if state.previous.iter().all(|old| old.after.is_some()) {

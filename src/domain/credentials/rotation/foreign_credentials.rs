@@ -5,6 +5,7 @@
 //! * Foreign credentials in a target, if their validity and expiry are not known. They are
 //!   replaced.
 
+use super::decide::DecisionInput;
 use super::{
     CurrentEntry, ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationState,
     StateChange,
@@ -17,11 +18,8 @@ const FURTHEST_AHEAD: u64 = 1_000;
 
 /// Action that adds one credential to the recorded state. The credential exists and belongs to this
 /// plan, but the state lacks it. `None`: the state has all existing credentials of this plan.
-pub(super) fn record_found(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-) -> Option<RotationAction> {
+pub(super) fn record_found(input: DecisionInput<'_>) -> Option<RotationAction> {
+    let DecisionInput { plan, state, seen } = input;
     let unknown = |name: &&String| !state.has_credential(name);
     let (found, number) = seen
         .existing

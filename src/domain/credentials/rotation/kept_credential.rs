@@ -2,6 +2,7 @@
 //! that the target no longer names.
 
 use super::super::timestamp::EarliestTime;
+use super::decide::DecisionInput;
 use super::{
     ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationState, Seconds,
     TargetState,
@@ -11,11 +12,10 @@ use super::{
 /// operator does not revoke that credential. `None`: no such credential is kept, or it must stay
 /// for now. In the second case, `until` gets the time of the removal, if that time is known.
 pub(super) fn drop_kept_foreign(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
+    input: DecisionInput<'_>,
     until: &mut EarliestTime,
 ) -> Option<RotationAction> {
+    let DecisionInput { plan, state, seen } = input;
     let kept = kept_hash(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
     if state.previous.iter().any(|old| is_kept(old, kept)) {
         return None;
@@ -33,11 +33,8 @@ pub(super) fn drop_kept_foreign(
 /// End of the overlap of the credential that the target keeps beside the one in use. Until then,
 /// the target cannot keep another replaced credential. `None`: the target keeps none, or the time
 /// is not known.
-pub(super) fn occupied_until(
-    plan: &RotationPlan,
-    state: &RotationState,
-    seen: &ObservedState,
-) -> Option<Seconds> {
+pub(super) fn occupied_until(input: DecisionInput<'_>) -> Option<Seconds> {
+    let DecisionInput { plan, state, seen } = input;
     let kept = kept_hash(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
     match state.previous.iter().find(|old| is_kept(old, kept)) {
         Some(old) => old.after,
