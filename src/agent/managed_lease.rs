@@ -9,7 +9,7 @@ use kube::{Resource as _, ResourceExt as _};
 use super::clock;
 use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus, LeaseState};
 use crate::domain::dhcp::{
-    ClientId, ClientIdentity, ClientOptions, DhcpClient, LeaseRecord, Mac, OpenSockets,
+    ClientId, ClientIdentity, ClientOptions, DhcpClient, FrameFilter, LeaseRecord, Mac,
 };
 use crate::domain::dhcp_lease::status::{Moment, former, held};
 use crate::domain::object_fields::finalizers::without_finalizers;
@@ -74,7 +74,7 @@ pub(super) struct ManagedLease {
     /// State of the client under which the metrics count the lease. `None`: the metrics do not
     /// count the lease.
     pub(super) counted: Option<LeaseState>,
-    pub(super) listening: OpenSockets,
+    pub(super) listening: FrameFilter,
 }
 
 /// Write of a record that has not started yet.
@@ -134,7 +134,7 @@ impl ManagedLease {
             deadline: None,
             done: false,
             counted: None,
-            listening: OpenSockets::Nothing,
+            listening: FrameFilter::Nothing,
         })
     }
 

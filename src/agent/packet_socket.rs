@@ -21,30 +21,15 @@ use rustix::process::{MembarrierCommand, membarrier};
 use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 use tokio::net::UnixDatagram;
 
-use crate::domain::dhcp;
+use crate::domain::dhcp::{self, FrameFilter};
 
 /// `ETH_P_ALL` in network byte order. The kernel first hands a frame to the sockets of this
 /// protocol, and then to the link for which the frame is meant. A socket of another protocol does
 /// not receive the frame.
 const EVERYTHING: i32 = 0x0300;
-/// Opcode of the instruction that ends a BPF filter. Its operand is the number of octets of the
-/// frame that are accepted.
-const RETURN: u16 = 0x06;
 /// Requested size of the receive buffer in octets, so that a burst of answers fits. A size above
 /// the kernel's limit `net.core.rmem_max` is reduced to this limit.
 const QUEUE: usize = 1 << 20;
-
-/// Frames that the kernel hands to the socket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum FrameFilter {
-    /// No frame. The socket is closed.
-    #[default]
-    Nothing,
-    /// UDP to port 68, and requests of DHCP clients to port 67.
-    Dhcp,
-    /// UDP to port 68, requests of DHCP clients to port 67, and ARP.
-    DhcpAndArp,
-}
 
 /// Packet socket that can be closed and opened again.
 #[derive(Debug)]
@@ -128,7 +113,7 @@ fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(EVERYTHING)))?;
     // The socket drops all frames until the real filter is attached. Before the socket is bound,
     // frames of all interfaces arrive.
-    socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
+    socket.attach_filter(&filter(FrameFilter::Nothing))?;
     let found = getifaddrs()?.find_map(|one| {
         let address = *one.address?.as_link_addr()?;
         (one.interface_name == interface).then_some(address)
@@ -153,23 +138,10 @@ fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
     UnixDatagram::from_std(socket)
 }
 
-/// Filter program of the socket. It drops the frames that this machine sends, and applies the
-/// filter of a DHCP client to all other frames. Here the filter of a DHCP client does not check the
-/// hardware address, so frames for all clients pass.
+/// Filter program of the socket.
 fn filter(accepted: FrameFilter) -> Vec<SockFilter> {
-    const LOAD_BYTE: u16 = 0x30;
-    const JUMP_EQUAL: u16 = 0x15;
-    /// Offset at which a BPF program reads whether the frame was received or sent.
-    const DIRECTION: u32 = 0xffff_f000 + 4;
-    const OUTGOING: u32 = 4;
-    let incoming = [
-        SockFilter::new(LOAD_BYTE, 0, 0, DIRECTION),
-        SockFilter::new(JUMP_EQUAL, 0, 1, OUTGOING),
-        SockFilter::new(RETURN, 0, 0, 0),
-    ];
-    let rest = dhcp::filter(None, accepted == FrameFilter::DhcpAndArp);
-    let rest = rest.iter().map(|op| SockFilter::new(op.code, op.jt, op.jf, op.k));
-    incoming.into_iter().chain(rest).collect()
+    let program = dhcp::filter(accepted);
+    program.iter().map(|op| SockFilter::new(op.code, op.jt, op.jf, op.k)).collect()
 }
 
 #[cfg(test)]

@@ -4,11 +4,10 @@
 use std::time::Duration;
 
 use super::super::managed_lease::PendingWrite;
-use super::super::packet_socket::FrameFilter;
 use super::super::{clock, report};
 use super::AgentTerm;
 use crate::api::LeaseState;
-use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets};
+use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, FrameFilter, Mac};
 use crate::k8s::leadership::LeadershipState;
 
 /// Time for which the socket stays open after no client needs it any more. The socket also accepts
@@ -103,12 +102,12 @@ impl AgentTerm<'_> {
             }
             lease.counted = counted;
         }
-        let listening = client.map_or(OpenSockets::Nothing, DhcpClient::listening);
+        let listening = client.map_or(FrameFilter::Nothing, DhcpClient::listening);
         if listening != lease.listening {
             let before = std::mem::replace(&mut lease.listening, listening);
-            self.asking -= usize::from(before != OpenSockets::Nothing);
-            self.asking += usize::from(listening != OpenSockets::Nothing);
-            if listening == OpenSockets::DhcpAndArp {
+            self.asking -= usize::from(before != FrameFilter::Nothing);
+            self.asking += usize::from(listening != FrameFilter::Nothing);
+            if listening == FrameFilter::DhcpAndArp {
                 self.probing.insert(mac);
             } else {
                 self.probing.remove(&mac);

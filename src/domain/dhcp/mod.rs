@@ -24,12 +24,10 @@ pub use client::offer_check::OfferFault;
 pub use client::output::{
     ClientAction, ClientEvent, ClientTrouble, IgnoreReason, LeaseRecord, LossCause,
 };
-pub use client::{
-    AnnouncedAddress, ClientOptions, DhcpClient, OpenSockets, ProbeTiming, RecordedLease,
-};
+pub use client::{AnnouncedAddress, ClientOptions, DhcpClient, ProbeTiming, RecordedLease};
 pub use disputes::AddressDisputes;
 pub use granted_lease::GrantedLease;
 pub use identity::{ClientId, ClientIdForm, ClientIdentity, NoForm};
 pub use mac::Mac;
-pub use wire::bpf::{BpfInstruction, filter, nothing};
+pub use wire::bpf::{BpfInstruction, FrameFilter, filter};
 pub use wire::ethernet::owner_of;

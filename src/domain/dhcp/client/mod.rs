@@ -29,15 +29,15 @@ use std::time::Duration;
 use super::wire::ethernet::{self, FrameContent};
 use super::wire::message::{self, MessageFault};
 use super::{
-    ClientAction, ClientEvent, ClientIdentity, ClientTrouble, GrantedLease, IgnoreReason,
-    LeaseRecord, LossCause, Mac,
+    ClientAction, ClientEvent, ClientIdentity, ClientTrouble, FrameFilter, GrantedLease,
+    IgnoreReason, LeaseRecord, LossCause, Mac,
 };
 use acquire::{Requesting, Selecting};
 use address_inquiry::AddressInquiry;
 use api::LeaseState;
 use confirm::Confirming;
 use jitter::{JitterRng, part};
-pub use options::{ClientOptions, OpenSockets, ProbeTiming};
+pub use options::{ClientOptions, ProbeTiming};
 pub use output::AnnouncedAddress;
 use probe::Probing;
 use recorded_lease::FormerAddress;
@@ -190,19 +190,19 @@ impl DhcpClient {
         under_way.filter(|_| self.up)
     }
 
-    /// Sockets that must be open before the caller sends the frames that the client returned.
-    pub fn listening(&self) -> OpenSockets {
+    /// Frames that the caller must accept before it sends the frames that the client returned.
+    pub fn listening(&self) -> FrameFilter {
         match &self.phase {
-            _ if !self.up => OpenSockets::Nothing,
-            ClientPhase::Released(_) => OpenSockets::Nothing,
-            ClientPhase::Parting(_) => OpenSockets::DhcpAndArp,
-            _ if self.inquiry.as_ref().is_some_and(|open| open.waits) => OpenSockets::DhcpAndArp,
-            ClientPhase::Waiting(_) | ClientPhase::Bound => OpenSockets::Nothing,
-            ClientPhase::Confirming(confirming) if !confirming.has_asked() => OpenSockets::Nothing,
+            _ if !self.up => FrameFilter::Nothing,
+            ClientPhase::Released(_) => FrameFilter::Nothing,
+            ClientPhase::Parting(_) => FrameFilter::DhcpAndArp,
+            _ if self.inquiry.as_ref().is_some_and(|open| open.waits) => FrameFilter::DhcpAndArp,
+            ClientPhase::Waiting(_) | ClientPhase::Bound => FrameFilter::Nothing,
+            ClientPhase::Confirming(confirming) if !confirming.has_asked() => FrameFilter::Nothing,
             ClientPhase::Selecting(_) | ClientPhase::Requesting(_) | ClientPhase::Confirming(_) => {
-                OpenSockets::Dhcp
+                FrameFilter::Dhcp
             }
-            ClientPhase::Probing(_) => OpenSockets::DhcpAndArp,
+            ClientPhase::Probing(_) => FrameFilter::DhcpAndArp,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Options of a client, and the sockets that it needs.
+//! Options of a client.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -93,15 +93,4 @@ impl ProbeTiming {
     };
     /// No probe: a newly granted address is used without questions.
     pub const OFF: Self = Self { count: 0, ..Self::QUICK };
-}
-
-/// Sockets that must be open for a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenSockets {
-    /// No socket is needed.
-    Nothing,
-    /// A socket for answers of DHCP servers.
-    Dhcp,
-    /// Sockets for answers of DHCP servers and for ARP frames.
-    DhcpAndArp,
 }

@@ -15,8 +15,8 @@ pub(super) const MOST_STATIONS: usize = 4;
 /// its order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
-    /// Send this complete Ethernet frame. The sockets of [`super::super::DhcpClient::listening`]
-    /// must be open first.
+    /// Send this complete Ethernet frame. The frames of [`super::super::DhcpClient::listening`]
+    /// must be accepted first.
     Send(Vec<u8>),
     /// Write this record into the DHCPLease, then call
     /// [`super::super::DhcpClient::record_written`]. A later record replaces an earlier one that is

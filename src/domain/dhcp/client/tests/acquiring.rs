@@ -74,11 +74,11 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     let mut bed = Bed::new();
     bed.slow = true;
     let discover = bed.speaks();
-    assert_eq!(bed.client.listening(), OpenSockets::Dhcp);
+    assert_eq!(bed.client.listening(), FrameFilter::Dhcp);
     let request = bed.offer(&discover, ADDRESS, 120);
     assert_eq!(bed.client.state(), LeaseState::Requesting);
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
-    assert_eq!(bed.client.listening(), OpenSockets::DhcpAndArp);
+    assert_eq!(bed.client.listening(), FrameFilter::DhcpAndArp);
     assert!(bed.records.is_empty(), "nothing is recorded before the probe");
     while bed.records.is_empty() {
         bed.passes();
@@ -96,7 +96,7 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     assert_eq!(bed.address(), None);
     bed.client.record_written(record.serial, bed.now);
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Bound, Some(ADDRESS)));
-    assert_eq!(bed.client.listening(), OpenSockets::Nothing);
+    assert_eq!(bed.client.listening(), FrameFilter::Nothing);
 }
 
 /// The API server may be unavailable for longer than T1. The lease is renewed meanwhile, but its

@@ -43,9 +43,9 @@ impl Bed {
 pub fn who_announces_a_published_address_is_asked_and_recorded() {
     let mut bed = published();
     assert_eq!(bed.until(secs(29)), []);
-    assert_eq!((bed.probes.len(), bed.client.listening()), (0, OpenSockets::Nothing));
+    assert_eq!((bed.probes.len(), bed.client.listening()), (0, FrameFilter::Nothing));
     bed.asks();
-    assert!(bed.now <= secs(32) && bed.client.listening() == OpenSockets::DhcpAndArp);
+    assert!(bed.now <= secs(32) && bed.client.listening() == FrameFilter::DhcpAndArp);
     let before = bed.records.len();
     // A frame of the client itself, and an answer about another address, are ignored.
     bed.hears(&arp(false, identity().mac, ADDRESS, NONE));
@@ -58,7 +58,7 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
     );
     assert_eq!(
         (bed.client.state(), bed.client.listening()),
-        (LeaseState::Bound, OpenSockets::Nothing)
+        (LeaseState::Bound, FrameFilter::Nothing)
     );
     // The client asks about the announcer again after each renewal. The announcer has moved to
     // another node meanwhile.
@@ -77,7 +77,7 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
 pub fn silence_about_a_published_address_ends_the_question() {
     let mut bed = published();
     bed.until(secs(60));
-    assert_eq!((bed.probes.len(), bed.client.listening()), (1, OpenSockets::Nothing));
+    assert_eq!((bed.probes.len(), bed.client.listening()), (1, FrameFilter::Nothing));
     assert_eq!(bed.client.deadline(), Some(bed.lease().renew));
 }
 
@@ -167,7 +167,7 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
     for station in [GUEST, NODE] {
         let mut bed = announced();
         assert_eq!(bed.release(), []);
-        assert_eq!(bed.client.listening(), OpenSockets::DhcpAndArp);
+        assert_eq!(bed.client.listening(), FrameFilter::DhcpAndArp);
         bed.passes();
         assert_eq!(bed.hears(&arp(false, station, ADDRESS, NONE)), []);
         assert!(bed.done && bed.saw(&ClientEvent::NotReleased { address: ADDRESS, by: station }));

@@ -7,11 +7,11 @@ use super::*;
 pub fn a_lease_is_used_at_once_and_asked_after() {
     let mut bed = Bed::resumed(90);
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Rebooting, Some(ADDRESS)));
-    assert_eq!(bed.client.listening(), OpenSockets::Nothing);
+    assert_eq!(bed.client.listening(), FrameFilter::Nothing);
     assert_eq!(bed.lease().expires, Some(secs(90)));
     let confirm = bed.speaks();
     assert_eq!((confirm.kind(), confirm.confirms(), confirm.to), (REQUEST, true, SERVER));
-    assert_eq!(bed.client.listening(), OpenSockets::Dhcp);
+    assert_eq!(bed.client.listening(), FrameFilter::Dhcp);
     bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
     assert_eq!((bed.client.state(), bed.lease().expires), (LeaseState::Bound, Some(secs(120))));
     assert!(bed.probes.is_empty(), "who has it would be its user");

@@ -18,7 +18,7 @@ fn keeping() -> ClientOptions {
 fn ended() -> Bed {
     let mut bed = Bed::with(keeping());
     bed.acquire(ADDRESS, HOUR);
-    while bed.client.listening() != OpenSockets::DhcpAndArp {
+    while bed.client.listening() != FrameFilter::DhcpAndArp {
         bed.passes();
     }
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));

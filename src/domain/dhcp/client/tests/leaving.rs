@@ -70,7 +70,7 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     let mut bed = Bed::bound(120);
     bed.now = secs(10);
     assert_eq!(bed.set_link(false), []);
-    assert_eq!(bed.client.listening(), OpenSockets::Nothing);
+    assert_eq!(bed.client.listening(), FrameFilter::Nothing);
     assert_eq!(bed.client.deadline(), Some(secs(120)));
     assert_eq!(bed.until(secs(70)), []);
     assert_eq!(bed.address(), Some(ADDRESS));

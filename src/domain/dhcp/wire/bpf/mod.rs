@@ -8,7 +8,17 @@
 //! program to a socket, but `socket2` already does this. libpcap compiles filters from text, but
 //! then the agent, which has privileges, would link a C library.
 
-use super::super::Mac;
+/// Frames that a client needs, or that the kernel hands to the agent's socket. A later variant has
+/// the frames of the earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FrameFilter {
+    /// No frame.
+    Nothing,
+    /// UDP to port 68, and requests of DHCP clients to port 67.
+    Dhcp,
+    /// UDP to port 68, requests of DHCP clients to port 67, and ARP.
+    DhcpAndArp,
+}
 
 /// Instruction of a BPF program, with the fields of `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +51,10 @@ const RETURN: u16 = 0x06;
 /// (`SKF_AD_OFF + SKF_AD_VLAN_TAG`).
 const VLAN_TAG: u32 = 0xffff_f000 + 44;
 const VLAN_ID: u32 = 0x0fff;
+/// Offset from which Linux loads whether the frame was received or sent
+/// (`SKF_AD_OFF + SKF_AD_PKTTYPE`).
+const DIRECTION: u32 = 0xffff_f000 + 4;
+const OUTGOING: u32 = 4;
 const WHOLE_FRAME: u32 = 0x0004_0000;
 
 /// Target of a jump in an unfinished program. [`BpfProgram::end`] replaces it by the number of
@@ -89,31 +103,23 @@ impl BpfProgram {
     }
 }
 
-/// Program that lets no frame pass.
-pub fn nothing() -> Vec<BpfInstruction> {
-    vec![BpfInstruction { code: RETURN, jt: 0, jf: 0, k: 0 }]
-}
-
-/// Program for the client with the hardware address `mac`. The program lets unfragmented DHCP
-/// datagrams for this hardware address pass: datagrams to the client's port, and datagrams of a
-/// client to the server's port. If `mac` is `None`, such datagrams of all clients pass. `arp`:
-/// whether ARP packets also pass. Frames of a VLAN never pass.
-pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
+/// Program that lets the frames of `accepted` pass, for all clients. A fragment, a frame of a VLAN
+/// and a frame that this machine sends never pass.
+pub fn filter(accepted: FrameFilter) -> Vec<BpfInstruction> {
+    if accepted == FrameFilter::Nothing {
+        return vec![BpfInstruction { code: RETURN, jt: 0, jf: 0, k: 0 }];
+    }
+    let arp = accepted == FrameFilter::DhcpAndArp;
     let mut program = BpfProgram(Vec::new());
     let no_ip = if arp { JumpTarget::Arp } else { JumpTarget::Drop };
+    program.load(LD_BYTE, DIRECTION).jump(JUMP_EQUAL, OUTGOING, JumpTarget::Drop, JumpTarget::Next);
     program.load(LD_HALF, VLAN_TAG).jump(JUMP_ANY_BIT, VLAN_ID, JumpTarget::Drop, JumpTarget::Next);
     program.load(LD_HALF, 12).jump(JUMP_EQUAL, 0x0800, JumpTarget::Next, no_ip);
     program.load(LD_BYTE, 23).jump(JUMP_EQUAL, 17, JumpTarget::Next, JumpTarget::Drop);
     program.load(LD_HALF, 20).jump(JUMP_ANY_BIT, 0x3fff, JumpTarget::Drop, JumpTarget::Next);
+    // The UDP header starts after 14 octets of Ethernet header and X octets of IPv4 header. The
+    // DHCP message starts after 8 more octets.
     program.load(LDX_HEADER, 14);
-    if let Some(Mac(mac)) = mac {
-        // The DHCP message starts after 14 octets of Ethernet header, X octets of IPv4 header, and
-        // 8 octets of UDP header.
-        for (at, pair) in (50..).step_by(2).zip(mac.chunks(2)) {
-            let pair = pair.iter().fold(0, |high, low| (high << 8) | u32::from(*low));
-            program.load(LD_HALF_X, at).jump(JUMP_EQUAL, pair, JumpTarget::Next, JumpTarget::Drop);
-        }
-    }
     program.load(LD_HALF_X, 14 + 2).jump(JUMP_EQUAL, 68, JumpTarget::Pass, JumpTarget::Next);
     program.jump(JUMP_EQUAL, 67, JumpTarget::Next, JumpTarget::Drop);
     program.load(LD_BYTE_X, 22).jump(JUMP_EQUAL, 1, JumpTarget::Pass, JumpTarget::Drop);
