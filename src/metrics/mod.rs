@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kube::ResourceExt;
+use prometheus::core::Collector;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, HistogramTimer, HistogramVec, IntCounter, IntCounterVec,
     IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -253,7 +254,7 @@ impl Metrics {
         self.reconciles.inc();
         ReconcileTurn {
             pending: self.reconciles.clone(),
-            timer: self.reconcile_seconds.start_timer(),
+            _timer: self.reconcile_seconds.start_timer(),
         }
     }
 
@@ -320,8 +321,7 @@ fn reconcile_errors(make: &MetricMaker<'_>) -> Result<IntCounterVec, prometheus:
 struct ReconcileTurn {
     pending: IntGauge,
     /// Timer that records the duration of the reconcile when it is dropped.
-    #[allow(dead_code)]
-    timer: HistogramTimer,
+    _timer: HistogramTimer,
 }
 
 impl Drop for ReconcileTurn {
@@ -347,21 +347,21 @@ impl MetricMaker<'_> {
         self.registry.register(Box::new(process))
     }
 
-    fn gauges(
+    fn register<M: Collector + Clone + 'static>(
         &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> Result<IntGaugeVec, prometheus::Error> {
-        let metric = IntGaugeVec::new(Opts::new(name, help), labels)?;
+        metric: prometheus::Result<M>,
+    ) -> prometheus::Result<M> {
+        let metric = metric?;
         self.registry.register(Box::new(metric.clone()))?;
         Ok(metric)
     }
 
-    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
-        let metric = IntGauge::new(name, help)?;
-        self.registry.register(Box::new(metric.clone()))?;
-        Ok(metric)
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
+        self.register(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.register(IntGauge::new(name, help))
     }
 
     fn counters(
@@ -369,28 +369,17 @@ impl MetricMaker<'_> {
         name: &str,
         help: &str,
         labels: &[&str],
-    ) -> Result<IntCounterVec, prometheus::Error> {
-        let metric = IntCounterVec::new(Opts::new(name, help), labels)?;
-        self.registry.register(Box::new(metric.clone()))?;
-        Ok(metric)
+    ) -> prometheus::Result<IntCounterVec> {
+        self.register(IntCounterVec::new(Opts::new(name, help), labels))
     }
 
-    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
-        let metric = IntCounter::new(name, help)?;
-        self.registry.register(Box::new(metric.clone()))?;
-        Ok(metric)
+    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+        self.register(IntCounter::new(name, help))
     }
 
-    fn histogram(
-        &self,
-        name: &str,
-        help: &str,
-        buckets: &[f64],
-    ) -> Result<Histogram, prometheus::Error> {
-        let metric =
-            Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
-        self.registry.register(Box::new(metric.clone()))?;
-        Ok(metric)
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.register(Histogram::with_opts(options))
     }
 
     fn histograms(
@@ -399,10 +388,8 @@ impl MetricMaker<'_> {
         help: &str,
         buckets: &[f64],
         labels: &[&str],
-    ) -> Result<HistogramVec, prometheus::Error> {
+    ) -> prometheus::Result<HistogramVec> {
         let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        let metric = HistogramVec::new(options, labels)?;
-        self.registry.register(Box::new(metric.clone()))?;
-        Ok(metric)
+        self.register(HistogramVec::new(options, labels))
     }
 }
