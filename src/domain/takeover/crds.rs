@@ -49,13 +49,8 @@ pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let former = former.and_then(|former| serde_json::from_str::<Value>(former).ok());
     let mut former = former.filter(Value::is_object).unwrap_or_else(|| json!({}));
     former["versions"] = stored["spec"]["versions"].clone();
-    json!({
-        "metadata": {
-            "resourceVersion": stored["metadata"]["resourceVersion"],
-            "annotations": {ANNOTATION_FORM: former.to_string(), ANNOTATION_STATUS_REMOVED: null},
-        },
-        "spec": {"versions": ours},
-    })
+    let recorded = json!({ANNOTATION_FORM: former.to_string(), ANNOTATION_STATUS_REMOVED: null});
+    replacing(stored, ours, &recorded)
 }
 
 /// Merge patch that gives every version the status subresource again, after [`without_status`] has
@@ -65,13 +60,7 @@ pub fn with_status(stored: &Value) -> Value {
     for version in versions.as_array_mut().into_iter().flatten() {
         version["subresources"]["status"] = json!({});
     }
-    json!({
-        "metadata": {
-            "resourceVersion": stored["metadata"]["resourceVersion"],
-            "annotations": {ANNOTATION_STATUS_REMOVED: null},
-        },
-        "spec": {"versions": versions},
-    })
+    replacing(stored, &versions, &json!({ANNOTATION_STATUS_REMOVED: null}))
 }
 
 /// Merge patch that puts the versions `ours` into the CRD `stored`, and records the former
@@ -100,14 +89,8 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
             former["release"] = before["release"].clone();
         }
     }
-    let former = former.to_string();
-    let mut patch = json!({
-        "metadata": {
-            "resourceVersion": stored["metadata"]["resourceVersion"],
-            "annotations": {ANNOTATION_FORM: former, ANNOTATION_STATUS_REMOVED: null},
-        },
-        "spec": {"versions": ours},
-    });
+    let recorded = json!({ANNOTATION_FORM: former.to_string(), ANNOTATION_STATUS_REMOVED: null});
+    let mut patch = replacing(stored, ours, &recorded);
     if release.iter().all(|value| value.is_string()) {
         patch["metadata"]["labels"][MANAGED_BY] = json!("Helm");
         for (key, value) in RELEASE.into_iter().zip(release) {
@@ -151,14 +134,17 @@ pub fn without_status(stored: &Value) -> Option<Value> {
             had |= subresources.remove("status").is_some();
         }
     }
-    had.then(|| {
-        json!({
-            "metadata": {
-                "resourceVersion": stored["metadata"]["resourceVersion"],
-                "annotations": {ANNOTATION_STATUS_REMOVED: "true"},
-            },
-            "spec": {"versions": versions},
-        })
+    had.then(|| replacing(stored, &versions, &json!({ANNOTATION_STATUS_REMOVED: "true"})))
+}
+
+/// Merge patch that replaces the versions of the CRD `stored`, and sets the annotations.
+fn replacing(stored: &Value, versions: &Value, annotations: &Value) -> Value {
+    json!({
+        "metadata": {
+            "resourceVersion": stored["metadata"]["resourceVersion"],
+            "annotations": annotations,
+        },
+        "spec": {"versions": versions},
     })
 }
 

@@ -87,13 +87,8 @@ pub fn situation(state: &TakeoverState) -> String {
 }
 
 fn replicas(state: &TakeoverState, program: TakeoverProgram) -> String {
-    let deployment = match program {
-        TakeoverProgram::GoController => &state.controller,
-        TakeoverProgram::GoWebhook => &state.webhook,
-        TakeoverProgram::Operator => &state.operator,
-    };
-    deployment
-        .as_ref()
+    state
+        .deployment(program)
         .map_or_else(String::new, |d| format!(", {} of {} replicas ready", d.ready, d.wanted))
 }
 

@@ -96,9 +96,14 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     allocator.set_infrastructure(stored.held_back.clone());
     let index = LoadBalancerIndex::new(stored.load_balancers.iter().filter_map(facts::lb_entry));
     for pool in &stored.pools {
+        let object = || format!("IPPool {}", pool.name);
         let repairs = allocator.merge(pool, &index);
-        forecast.findings.extend(repairs.iter().filter_map(|repair| repaired(&pool.name, repair)));
-        forecast.findings.extend(reversed(pool));
+        for text in repairs.iter().filter_map(repaired) {
+            forecast.add(Effect::Repairs, object(), text);
+        }
+        for text in reversed(pool) {
+            forecast.add(Effect::Stays, object(), text);
+        }
     }
     for facts in &stored.facts {
         allocator.adopt(facts);
@@ -114,23 +119,16 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     forecast.pools(&allocator);
     for (claim, owner) in allocator.orphans(&index) {
         let Claim { pool, ip } = claim;
-        forecast.findings.push(ForecastFinding {
-            effect: Effect::Repairs,
-            object: format!("IPPool {pool}"),
-            text: format!(
-                "{ip} is recorded for LoadBalancer {}, which does not have it: the operator \
-                 releases it",
-                owner.name
-            ),
-        });
+        let text = format!(
+            "{ip} is recorded for LoadBalancer {}, which does not have it: the operator releases it",
+            owner.name
+        );
+        forecast.add(Effect::Repairs, format!("IPPool {pool}"), text);
     }
     forecast.load_balancers(&stored.load_balancers);
     for (object, why) in &stored.unreadable {
-        forecast.findings.push(ForecastFinding {
-            effect: Effect::Stays,
-            object: object.clone(),
-            text: format!("cannot be read, and is left as it is: {why}"),
-        });
+        let text = format!("cannot be read, and is left as it is: {why}");
+        forecast.add(Effect::Stays, object.clone(), text);
     }
     forecast.findings.sort();
     forecast.findings.dedup();
@@ -139,10 +137,10 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     forecast
 }
 
-/// Finding for a repair of a ledger. `None`: two LoadBalancers publish one address. Another finding
+/// Text about a repair of a ledger. `None`: two LoadBalancers publish one address. Another finding
 /// reports the LoadBalancer that loses the address.
-fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
-    let text = match repair {
+fn repaired(repair: &LedgerRepair) -> Option<String> {
+    Some(match repair {
         LedgerRepair::Restored(Claim { ip, .. }, owner) => format!(
             "LoadBalancer {} publishes {ip}, which the ledger lacks: the operator records it",
             owner.name
@@ -156,26 +154,27 @@ fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
         LedgerRepair::Unreadable(key) => format!(
             "status.allocated has the key {key:?}, which is no address: the operator removes it"
         ),
-    };
-    Some(ForecastFinding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
+    })
 }
 
-/// Findings for ranges whose start is above their end. Harvester's Go controller swaps start and
+/// Texts about ranges whose start is above their end. Harvester's Go controller swaps start and
 /// end (`pkg/ipam/allocator.go`, `MakeRange`), and the operator does the same with stored ranges.
-fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
+fn reversed(pool: &PoolSeen) -> impl Iterator<Item = String> + '_ {
     let faults =
         pool.spec.ranges.iter().enumerate().filter_map(|(i, range)| ranges::reversed(i, range));
-    faults.map(|fault| ForecastFinding {
-        effect: Effect::Stays,
-        object: format!("IPPool {}", pool.name),
-        text: format!(
+    faults.map(|fault| {
+        format!(
             "{fault}. The operator uses the range as if the two were exchanged. The next change of \
              the pool must exchange them"
-        ),
+        )
     })
 }
 
 impl Forecast {
+    fn add(&mut self, effect: Effect, object: String, text: String) {
+        self.findings.push(ForecastFinding { effect, object, text });
+    }
+
     fn address(&mut self, facts: &LbFacts, result: &ClaimResult) {
         let has = facts.published.as_ref().map(|claim| claim.ip);
         let (gets, why): (Option<IpAddr>, _) = match result {
@@ -198,25 +197,18 @@ impl Forecast {
             (None, Some(gets)) => (Effect::Stays, format!("gets {gets}{why}")),
             (None, None) => (Effect::Stays, format!("has no address and gets none{why}")),
         };
-        self.findings.push(ForecastFinding {
-            effect,
-            object: format!("LoadBalancer {}", facts.owner.name),
-            text,
-        });
+        self.add(effect, format!("LoadBalancer {}", facts.owner.name), text);
     }
 
     fn pools(&mut self, allocator: &PoolAllocator) {
         for (name, pool) in allocator.pools() {
             if let Some(why) = pool.idle() {
                 let holds = pool.ledger.claims().len();
-                self.findings.push(ForecastFinding {
-                    effect: Effect::Stays,
-                    object: format!("IPPool {name}"),
-                    text: format!(
-                        "allocates no address: {why}. The {holds} addresses that it has allocated \
-                         stay allocated"
-                    ),
-                });
+                let text = format!(
+                    "allocates no address: {why}. The {holds} addresses that it has allocated stay \
+                     allocated"
+                );
+                self.add(Effect::Stays, format!("IPPool {name}"), text);
             }
         }
     }
@@ -227,17 +219,10 @@ impl Forecast {
             self.leased += usize::from(!facts::wants_pool(lb));
             let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
             if facts::is_leaving(lb) {
-                self.findings.push(ForecastFinding {
-                    effect: Effect::Repairs,
-                    object: object(),
-                    text: LEAVING.to_owned(),
-                });
+                self.add(Effect::Repairs, object(), LEAVING.to_owned());
             } else if !finalizers.iter().any(|finalizer| finalizer == LB_FINALIZER) {
-                self.findings.push(ForecastFinding {
-                    effect: Effect::Repairs,
-                    object: object(),
-                    text: format!("lacks the finalizer {LB_FINALIZER}: the operator adds it"),
-                });
+                let text = format!("lacks the finalizer {LB_FINALIZER}: the operator adds it");
+                self.add(Effect::Repairs, object(), text);
             }
         }
     }

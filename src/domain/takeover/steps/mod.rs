@@ -347,7 +347,7 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
 }
 
 impl TakeoverState {
-    fn deployment(&self, program: TakeoverProgram) -> Option<&Deployment> {
+    pub(super) fn deployment(&self, program: TakeoverProgram) -> Option<&Deployment> {
         match program {
             TakeoverProgram::GoController => self.controller.as_ref(),
             TakeoverProgram::GoWebhook => self.webhook.as_ref(),
@@ -355,11 +355,18 @@ impl TakeoverState {
         }
     }
 
-    fn deployment_mut(&mut self, program: TakeoverProgram) -> Option<&mut Deployment> {
-        match program {
-            TakeoverProgram::GoController => self.controller.as_mut(),
-            TakeoverProgram::GoWebhook => self.webhook.as_mut(),
-            TakeoverProgram::Operator => self.operator.as_mut(),
+    fn change_deployment(
+        &mut self,
+        program: TakeoverProgram,
+        change: impl FnOnce(&mut Deployment),
+    ) {
+        let deployment = match program {
+            TakeoverProgram::GoController => &mut self.controller,
+            TakeoverProgram::GoWebhook => &mut self.webhook,
+            TakeoverProgram::Operator => &mut self.operator,
+        };
+        if let Some(deployment) = deployment {
+            change(deployment);
         }
     }
 
@@ -412,27 +419,21 @@ impl TakeoverState {
             }
             TakeoverStep::AwaitAdmission => self.admission = WebhookContent::Operator,
             TakeoverStep::OpenAdmission => self.admission = WebhookContent::OperatorOpen,
-            TakeoverStep::Stop(program) => {
-                if let Some(deployment) = self.deployment_mut(*program) {
-                    deployment.before.get_or_insert(deployment.wanted);
-                    deployment.wanted = 0;
-                }
-            }
-            TakeoverStep::AwaitEnd(program) => {
-                if let Some(deployment) = self.deployment_mut(*program) {
-                    (deployment.running, deployment.ready) = (0, 0);
-                }
-            }
+            TakeoverStep::Stop(program) => self.change_deployment(*program, |deployment| {
+                deployment.before.get_or_insert(deployment.wanted);
+                deployment.wanted = 0;
+            }),
+            TakeoverStep::AwaitEnd(program) => self.change_deployment(*program, |deployment| {
+                (deployment.running, deployment.ready) = (0, 0);
+            }),
             TakeoverStep::Start(program, replicas) => {
-                if let Some(deployment) = self.deployment_mut(*program) {
+                self.change_deployment(*program, |deployment| {
                     (deployment.wanted, deployment.before) = (*replicas, None);
-                }
+                });
             }
-            TakeoverStep::AwaitReady(program) => {
-                if let Some(deployment) = self.deployment_mut(*program) {
-                    (deployment.running, deployment.ready) = (deployment.wanted, deployment.wanted);
-                }
-            }
+            TakeoverStep::AwaitReady(program) => self.change_deployment(*program, |deployment| {
+                (deployment.running, deployment.ready) = (deployment.wanted, deployment.wanted);
+            }),
             TakeoverStep::AwaitLease => self.leader = Leader::Operator(String::new()),
             TakeoverStep::AwaitLeaseFree => self.leader = Leader::None,
             TakeoverStep::RemoveFinalizers(_) => self.finalizers = 0,
