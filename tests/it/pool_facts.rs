@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use harvester_guest_operator::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation};
 use harvester_guest_operator::domain::dhcp_lease::DhcpNetworks;
-use harvester_guest_operator::http::admission::{AdmissionStage, RuleSources};
+use harvester_guest_operator::http::admission::{AdmissionStage, RuleSources, pools};
 use harvester_guest_operator::k8s::read::ApiReader;
 use harvester_guest_operator::k8s::views::Views;
 use harvester_guest_operator::metrics::Metrics;
@@ -41,7 +41,7 @@ async fn ask(
         object,
         old,
     };
-    Ok(at.pool(AdmissionStage::Validation, &request).await?)
+    Ok(pools::decide(at, AdmissionStage::Validation, &request).await)
 }
 
 /// Sources of a replica that does not lead.

@@ -21,7 +21,9 @@ use crate::domain::pools::ranges::PoolRanges;
 use crate::domain::reason::NoAddressReason;
 use crate::k8s::CallError;
 
-pub(super) async fn decide(
+/// Answers a review of a LoadBalancer. `Err`: the pool that the LoadBalancer names could not be
+/// read.
+pub async fn decide(
     at: &RuleSources,
     stage: AdmissionStage,
     request: &AdmissionRequest<'_>,

@@ -7,14 +7,12 @@
 //!   ledger task later applies the same rules;
 //! * validation of a LoadBalancer fails if the pool that the object names cannot be read.
 
-mod load_balancers;
-mod pools;
+pub mod load_balancers;
+pub mod pools;
 
 use std::sync::Arc;
 
 use crate::api::GO_CONTROLLER;
-use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
-use crate::k8s::CallError;
 use crate::k8s::leadership::Leadership;
 use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
@@ -58,25 +56,6 @@ impl RuleSources {
     pub fn is_leader(&self, user: &str, own: &str) -> bool {
         (!own.is_empty() && user == own)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())
-    }
-
-    /// Answers a review of a LoadBalancer. `Err`: the pool that the LoadBalancer names could not be
-    /// read.
-    pub async fn load_balancer(
-        &self,
-        stage: AdmissionStage,
-        request: &AdmissionRequest<'_>,
-    ) -> Result<AdmissionAnswer, CallError> {
-        load_balancers::decide(self, stage, request).await
-    }
-
-    /// Answers a review of an IPPool. Always `Ok`: a read that fails is no reason for a refusal.
-    pub async fn pool(
-        &self,
-        stage: AdmissionStage,
-        request: &AdmissionRequest<'_>,
-    ) -> Result<AdmissionAnswer, CallError> {
-        pools::decide(self, stage, request).await
     }
 }
 

@@ -19,7 +19,6 @@ use crate::domain::admission::pool::{
 };
 use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::domain::dhcp_lease;
-use crate::k8s::CallError;
 
 /// Maximum number of LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
@@ -28,18 +27,19 @@ const READS: usize = 16;
 /// because the request must be answered within 4.5 s.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-pub(super) async fn decide(
+/// Answers a review of an IPPool. A read that fails is no reason for a refusal.
+pub async fn decide(
     at: &RuleSources,
     stage: AdmissionStage,
     request: &AdmissionRequest<'_>,
-) -> Result<AdmissionAnswer, CallError> {
+) -> AdmissionAnswer {
     if stage == AdmissionStage::Mutation {
         let vlan = request.object.and_then(|object| at.views.vlan_of(network(object)));
-        return Ok(mutate(request, vlan));
+        return mutate(request, vlan);
     }
     match answer_or_ask(request) {
-        AnswerOrQuestion::Decided(answer) => Ok(answer),
-        AnswerOrQuestion::Ask(question) => Ok(question.answer(&known(at, &question).await)),
+        AnswerOrQuestion::Decided(answer) => answer,
+        AnswerOrQuestion::Ask(question) => question.answer(&known(at, &question).await),
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
         let (began, rules) = (Instant::now(), silent());
         // After a stall of the machine, `timeout` looks for the answer before it looks at the limit.
         let answer = decide(&rules, AdmissionStage::Validation, &request);
-        timeout(PATIENCE * 3 / 2, answer).await.expect("one after the other").unwrap();
+        timeout(PATIENCE * 3 / 2, answer).await.expect("one after the other");
         assert!(began.elapsed() >= PATIENCE, "it waited for no read");
     }
 }

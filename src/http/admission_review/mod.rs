@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::admission::{AdmissionStage, RuleSources};
+use super::admission::{AdmissionStage, RuleSources, load_balancers, pools};
 use crate::api::GROUP;
 use crate::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation, Refusal};
 use crate::domain::limits::json_size::{maps, most_values};
@@ -240,8 +240,8 @@ pub async fn apply_rules(
         old: review.old.as_ref(),
     };
     let answer = match review.kind {
-        ReviewedKind::LoadBalancer => rules.load_balancer(stage, &request).await,
-        ReviewedKind::IPPool => rules.pool(stage, &request).await,
+        ReviewedKind::LoadBalancer => load_balancers::decide(rules, stage, &request).await,
+        ReviewedKind::IPPool => Ok(pools::decide(rules, stage, &request).await),
     };
     answer.map_or_else(ReviewOutcome::Unknown, ReviewOutcome::Answered)
 }

@@ -22,7 +22,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
@@ -195,7 +195,8 @@ impl Conversation {
                 // answer without a request as a failure. The caller has the time `FRESH` to send
                 // its first request.
                 (_, 0) if is_ending && began.elapsed() < FRESH => {
-                    shorten_and_poll(deadline.as_mut(), began + FRESH, cx)
+                    shorten(deadline.as_mut(), began + FRESH);
+                    deadline.as_mut().poll(cx).map(|()| ConversationEnd::Unasked)
                 }
                 _ if is_ending => Poll::Ready(ConversationEnd::Unasked),
                 _ => Poll::Pending,
@@ -218,15 +219,6 @@ fn shorten(mut deadline: Pin<&mut Sleep>, to: Instant) {
     if deadline.deadline() > to {
         deadline.as_mut().reset(to);
     }
-}
-
-fn shorten_and_poll(
-    mut deadline: Pin<&mut Sleep>,
-    to: Instant,
-    cx: &mut Context<'_>,
-) -> Poll<ConversationEnd> {
-    shorten(deadline.as_mut(), to);
-    deadline.poll(cx).map(|()| ConversationEnd::Unasked)
 }
 
 /// Sends `words`, and ends the sending half of the connection. Then reads and drops data that the

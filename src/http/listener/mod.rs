@@ -173,7 +173,9 @@ impl ListenerState {
             evicted.ends.cancel();
             self.report_eviction(evicted.source, evicted.had);
         }
-        let (seat, gone) = self.seat(source);
+        let gone = CancellationToken::new();
+        let place = self.connections().enter(source, self.began.elapsed(), gone.clone());
+        let seat = ListenerSeat { shared: self.clone(), source, place };
         tasks.spawn(self.clone().connection(stream, seat, gone));
     }
 
@@ -191,12 +193,6 @@ impl ListenerState {
                 "too many connections: closing one of the source that has the most"
             );
         }
-    }
-
-    fn seat(self: &Arc<Self>, source: ConnectionSource) -> (ListenerSeat, CancellationToken) {
-        let gone = CancellationToken::new();
-        let place = self.connections().enter(source, self.began.elapsed(), gone.clone());
-        (ListenerSeat { shared: self.clone(), source, place }, gone)
     }
 
     async fn connection(

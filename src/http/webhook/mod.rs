@@ -25,7 +25,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Extension, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{MethodRouter, post};
 use futures::FutureExt;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -116,8 +116,8 @@ impl Webhooks {
     /// Router for the three paths.
     pub fn router(self) -> Router {
         Router::new()
-            .route(MUTATION, post(mutation))
-            .route(VALIDATION, post(validation))
+            .route(MUTATION, review(AdmissionStage::Mutation))
+            .route(VALIDATION, review(AdmissionStage::Validation))
             .route(CONVERSION, post(convert))
             .with_state(Arc::new(self))
     }
@@ -280,22 +280,13 @@ async fn within(
 type WebhookState = State<Arc<Webhooks>>;
 type CallerExtension = Extension<Caller>;
 
-async fn mutation(
-    State(at): WebhookState,
-    Extension(caller): CallerExtension,
-    body: Body,
-) -> Response {
-    let work = at.clone().review(AdmissionStage::Mutation, caller, body);
-    within(&at.metrics, "mutation", REVIEW_DEADLINE, work).await
-}
-
-async fn validation(
-    State(at): WebhookState,
-    Extension(caller): CallerExtension,
-    body: Body,
-) -> Response {
-    let work = at.clone().review(AdmissionStage::Validation, caller, body);
-    within(&at.metrics, "validation", REVIEW_DEADLINE, work).await
+fn review(stage: AdmissionStage) -> MethodRouter<Arc<Webhooks>> {
+    post(
+        move |State(at): WebhookState, Extension(caller): CallerExtension, body: Body| async move {
+            let work = at.clone().review(stage, caller, body);
+            within(&at.metrics, stage.name(), REVIEW_DEADLINE, work).await
+        },
+    )
 }
 
 /// Converts objects for any caller, with or without a certificate. The API server shows no

@@ -355,19 +355,13 @@ impl TakeoverState {
         }
     }
 
-    fn change_deployment(
-        &mut self,
-        program: TakeoverProgram,
-        change: impl FnOnce(&mut Deployment),
-    ) {
+    fn change_deployment(&mut self, program: TakeoverProgram, change: impl FnMut(&mut Deployment)) {
         let deployment = match program {
             TakeoverProgram::GoController => &mut self.controller,
             TakeoverProgram::GoWebhook => &mut self.webhook,
             TakeoverProgram::Operator => &mut self.operator,
         };
-        if let Some(deployment) = deployment {
-            change(deployment);
-        }
+        deployment.iter_mut().for_each(change);
     }
 
     /// `namespace/name` of the program's Deployment. Empty: there is no such Deployment.
