@@ -351,8 +351,8 @@ pub fn record(
         mac_address: identity.mac.to_string(),
         client_id: identity.client_id.map(|id| id.to_string()).unwrap_or_default(),
         hostname: identity.hostname,
-        requested_address: asked.address().map(|address| address.to_string()),
-        broadcast: asked.broadcast(),
+        requested_address: asked.address.map(|address| address.to_string()),
+        broadcast: asked.broadcast,
         release_after: None,
     };
     let mut record = DHCPLease::new(lb.metadata.name.as_deref().unwrap_or_default(), spec);

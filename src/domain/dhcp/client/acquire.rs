@@ -89,7 +89,7 @@ impl DhcpClient {
             return self.take_best(&selecting);
         }
         self.again(&mut selecting.exchange);
-        selecting.exchange.secs = self.secs();
+        selecting.exchange.secs = self.secs_since(self.began);
         let wish = self.wish().map(|wish| wish.address);
         self.send_to_all(MessageKind::Discover(wish), &selecting.exchange);
         let useless = std::mem::take(&mut selecting.useless);

@@ -114,8 +114,7 @@ impl DhcpClient {
             }
         }
         let rebinding = lease.may_rebind(self.now);
-        let secs = u16::try_from(self.now.saturating_sub(confirming.began).as_secs());
-        let secs = secs.unwrap_or(u16::MAX);
+        let secs = self.secs_since(confirming.began);
         let xid = self.rng.word();
         let alone = confirming.tries < ALONE && !rebinding && lease.is_server_near();
         let all = FrameAddresses::to_all(self.identity.mac);
@@ -162,7 +161,6 @@ impl DhcpClient {
             return self.ignore(IgnoreReason::Unasked);
         };
         let own = reply.server == lease.server;
-        let chosen = asked.server == Some(reply.server);
         let rebinding = lease.may_rebind(self.now);
         if reply.kind == ReplyKind::Nak {
             let late = rebinding || lease.expires.is_none();
@@ -176,7 +174,7 @@ impl DhcpClient {
         }
         let others = rebinding || confirming.broadcasts >= BEFORE_OTHERS_GRANT;
         let may = match asked.server {
-            Some(_) => chosen,
+            Some(chosen) => chosen == reply.server,
             None => own || others,
         };
         if !may {
@@ -232,10 +230,10 @@ impl DhcpClient {
             return self.ignore(IgnoreReason::Unasked);
         }
         self.event(ClientEvent::Offered { server: reply.server, address: reply.address });
-        let secs = u16::try_from(self.now.saturating_sub(confirming.began).as_secs());
+        let secs = self.secs_since(confirming.began);
         let all = FrameAddresses::to_all(self.identity.mac);
         let kind = MessageKind::Select(reply.address, reply.server);
-        self.send(kind, reply.xid, secs.unwrap_or(u16::MAX), all);
+        self.send(kind, reply.xid, secs, all);
         confirming.remember(ConfirmAttempt {
             xid: reply.xid,
             at: self.now,

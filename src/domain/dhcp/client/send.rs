@@ -37,16 +37,16 @@ impl DhcpClient {
         doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.rng.below(JITTER * 2)
     }
 
-    /// Seconds since the client began to search for an address, at most `u16::MAX`.
-    pub(super) fn secs(&self) -> u16 {
-        u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
+    /// Field `secs` of a message: seconds since the time `began`, at most `u16::MAX`.
+    pub(super) fn secs_since(&self, began: Duration) -> u16 {
+        u16::try_from(self.now.saturating_sub(began).as_secs()).unwrap_or(u16::MAX)
     }
 
     /// Begins an exchange: chooses an `xid`, and plans the first repetition of the message. The
     /// caller must send the message now.
     pub(super) fn exchange(&mut self) -> MessageExchange {
         let next = self.now + self.patience(1);
-        let secs = self.secs();
+        let secs = self.secs_since(self.began);
         MessageExchange { xid: self.rng.word(), first: self.now, tries: 1, next, secs }
     }
 

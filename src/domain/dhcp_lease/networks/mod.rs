@@ -183,13 +183,8 @@ impl DhcpNetworks {
     /// Reason why no new lease starts on a declared network: one of its annotations is not valid.
     /// `None`: no annotation prevents new leases.
     pub fn fault(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> Option<String> {
-        match self.agent(network, declaration?) {
-            WantedAgent::Faulty(fault) => Some(fault),
-            WantedAgent::None
-            | WantedAgent::Others
-            | WantedAgent::Ours
-            | WantedAgent::Refused(_) => None,
-        }
+        let WantedAgent::Faulty(fault) = self.agent(network, declaration?) else { return None };
+        Some(fault)
     }
 
     /// Agent that a network must have, by its annotations and by the operator's options.

@@ -49,8 +49,11 @@ pub struct RequestedIdentity {
     mac: Option<Mac>,
     form: Option<ClientIdForm>,
     hostname: Option<String>,
-    address: Option<Ipv4Addr>,
-    broadcast: bool,
+    /// IPv4 address that the user requests. A client without a former address asks the server for
+    /// this address.
+    pub(super) address: Option<Ipv4Addr>,
+    /// Whether the user requests that the client asks servers to broadcast their answers.
+    pub(super) broadcast: bool,
 }
 
 /// Client identifier that a LoadBalancer requests.
@@ -110,9 +113,7 @@ fn read<'a>(said: impl Fn(&str) -> Option<&'a str>) -> Result<RequestedIdentity,
 }
 
 fn mac(text: &str) -> Result<Mac, String> {
-    let mac: Mac = text
-        .parse()
-        .map_err(|_| format!("{text:?} must be a hardware address, such as 02:00:5e:10:00:01"))?;
+    let mac = text.parse::<Mac>().map_err(|error| error.to_string())?;
     let [first, ..] = mac.0;
     if mac.is_unicast() && (first & LOCAL != 0 || mac.0.starts_with(&KUBE_VIP)) {
         return Ok(mac);
@@ -193,17 +194,6 @@ impl RequestedIdentity {
             && self.mac.is_none_or(|mac| spec.mac_address == mac.to_string())
             && self.hostname.as_ref().is_none_or(|name| *name == spec.hostname)
             && self.address.is_none_or(|address| addresses.contains(&Some(&address.to_string())))
-    }
-
-    /// IPv4 address that the user requests. A client without a former address asks the server for
-    /// this address.
-    pub const fn address(&self) -> Option<Ipv4Addr> {
-        self.address
-    }
-
-    /// Whether the user requests that the client asks servers to broadcast their answers.
-    pub const fn broadcast(&self) -> bool {
-        self.broadcast
     }
 }
 
