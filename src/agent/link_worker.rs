@@ -69,41 +69,28 @@ async fn work(
 ) {
     let mut later: VecDeque<Mac> = VecDeque::new();
     loop {
-        let job = match queue.try_recv() {
-            Ok(job) => job,
-            Err(_) => match later.pop_front() {
-                Some(mac) => {
-                    remove(&links, mac, &sender).await;
-                    continue;
-                }
-                None => match queue.recv().await {
-                    Some(job) => job,
-                    None => return,
-                },
+        let job = if later.is_empty() { queue.recv().await } else { queue.try_recv().ok() };
+        match job {
+            None => match later.pop_front() {
+                Some(mac) => remove(&links, mac, &sender).await,
+                None => return,
             },
-        };
-        let (parent, mac, lease) = match job {
-            LinkJob::Make { parent, mac, lease } => (parent, mac, lease),
-            LinkJob::ClearAllBut(needed) => {
-                clear(&links, &needed).await;
-                continue;
+            Some(LinkJob::Remove(mac)) => later.push_back(mac),
+            Some(LinkJob::ClearAllBut(needed)) => clear(&links, &needed).await,
+            Some(LinkJob::Make { parent, mac, lease }) => {
+                // An old link with this hardware address may still wait for its removal. Then it is
+                // removed first.
+                if let Some(at) = later.iter().position(|other| *other == mac) {
+                    later.remove(at);
+                    remove(&links, mac, &sender).await;
+                }
+                let done = match links.make(parent, mac, &lease).await {
+                    Ok(()) => JobOutcome::Made(mac),
+                    Err(error) => JobOutcome::Failed(mac, error.to_string()),
+                };
+                let _ = sender.send(done);
             }
-            LinkJob::Remove(mac) => {
-                later.push_back(mac);
-                continue;
-            }
-        };
-        // An old link with this hardware address may still wait for its removal. Then it is removed
-        // first.
-        if let Some(at) = later.iter().position(|other| *other == mac) {
-            later.remove(at);
-            remove(&links, mac, &sender).await;
         }
-        let done = match links.make(parent, mac, &lease).await {
-            Ok(()) => JobOutcome::Made(mac),
-            Err(error) => JobOutcome::Failed(mac, error.to_string()),
-        };
-        let _ = sender.send(done);
     }
 }
 

@@ -3,10 +3,10 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use chrono::Utc;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Resource as _, ResourceExt as _};
 
-use super::clock;
 use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus, LeaseState};
 use crate::domain::dhcp::{
     ClientId, ClientIdentity, ClientOptions, DhcpClient, FrameFilter, LeaseRecord, Mac,
@@ -14,6 +14,7 @@ use crate::domain::dhcp::{
 use crate::domain::dhcp_lease::status::{Moment, former, held};
 use crate::domain::object_fields::finalizers::without_finalizers;
 use crate::domain::object_fields::resource_version::is_newer;
+use crate::k8s::clock;
 
 /// State of the link of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +210,8 @@ impl ManagedLease {
     }
 }
 
-/// Current time on two clocks: the time since the machine started, and the time of day.
+/// Current time on two clocks: the time since the machine started, and the time of day. Only the
+/// times in records use the time of day.
 pub(super) fn moment() -> Moment {
-    Moment { now: clock::now(), wall: clock::wall() }
+    Moment { now: clock::now(), wall: Utc::now().fixed_offset() }
 }

@@ -13,7 +13,6 @@
 //! * An address is in the record before it may be used. The address is released only after the
 //!   deletion of the record was requested.
 
-mod clock;
 mod health;
 mod link_worker;
 mod managed_lease;
@@ -33,9 +32,11 @@ use ipnet::Ipv4Net;
 
 pub use self::health::AgentHealth;
 use self::netlink::KernelLinks;
+pub use self::privileges::drop_privileges;
 use self::term::AgentTerm;
 use crate::domain::dhcp::ProbeTiming;
 use crate::k8s::agent_records::RecordClient;
+use crate::k8s::clock;
 use crate::k8s::events::EventRecorder;
 use crate::k8s::leadership::Leadership;
 use crate::k8s::write::ApiWriter;
@@ -101,12 +102,6 @@ impl ExpiryGauge {
         let millis = end.map_or(0, |end| u64::try_from(end.as_millis()).unwrap_or(u64::MAX));
         self.first_expiry.store(millis, Ordering::Relaxed);
     }
-}
-
-/// Drops all capabilities of this thread except `NET_ADMIN` and `NET_RAW`. Must be called before
-/// the process starts a second thread.
-pub fn drop_privileges() -> anyhow::Result<()> {
-    privileges::keep_two()
 }
 
 /// Checks that the interface exists, and that this process may open a packet socket on it. Such a

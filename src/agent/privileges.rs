@@ -13,7 +13,7 @@ const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
 /// and the error names it.
 ///
 /// Capabilities belong to a thread, so this function must run before any other thread starts.
-pub(super) fn keep_two() -> anyhow::Result<()> {
+pub fn drop_privileges() -> anyhow::Result<()> {
     let now = capabilities(None).context("cannot read the capabilities of this process")?;
     for (flag, name, purpose) in NEEDED {
         if !now.permitted.contains(flag) {

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use super::super::managed_lease::PendingWrite;
-use super::super::{clock, report};
+use super::super::report;
 use super::AgentTerm;
 use crate::api::LeaseState;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, FrameFilter, Mac};
+use crate::k8s::clock;
 use crate::k8s::leadership::LeadershipState;
 
 /// Time for which the socket stays open after no client needs it any more. The socket also accepts
@@ -16,6 +17,19 @@ use crate::k8s::leadership::LeadershipState;
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {
+    /// Hands an input to a lease's client, and executes the actions that the client requests.
+    /// Returns whether the lease has a client.
+    pub(super) fn hand(
+        &mut self,
+        mac: Mac,
+        input: impl FnOnce(&mut DhcpClient) -> Vec<ClientAction>,
+    ) -> bool {
+        let client = self.leases.get_mut(&mac).and_then(|lease| lease.client.as_mut());
+        let Some(said) = client.map(input) else { return false };
+        self.act(mac, said);
+        true
+    }
+
     /// Executes the actions `said` that a lease's client requests: queues writes, reports events,
     /// sends frames.
     pub(super) fn act(&mut self, mac: Mac, said: Vec<ClientAction>) {

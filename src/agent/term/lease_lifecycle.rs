@@ -7,11 +7,12 @@ use kube::{Resource as _, ResourceExt as _};
 
 use super::super::link_worker::LinkJob;
 use super::super::managed_lease::{LinkState, ManagedLease, PendingWrite, moment};
-use super::super::{clock, netlink};
+use super::super::netlink;
 use super::AgentTerm;
 use crate::api::DHCPLease;
 use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
 use crate::k8s::agent_records::RecordEvent;
+use crate::k8s::clock;
 use crate::k8s::informer::key;
 
 /// Time over which the clients spread their first requests after a restart of the agent:

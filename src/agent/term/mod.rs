@@ -21,15 +21,16 @@ use tokio::task::JoinSet;
 
 use self::client_actions::EASE;
 use self::record_writes::WriteOutcome;
+use super::DhcpAgent;
 use super::link_worker::{JobOutcome, LinkJob, LinkWorker};
 use super::managed_lease::{LinkState, ManagedLease, PendingWrite};
 use super::netlink::{KernelLink, KernelLinks, LinkChange, LinkChanges, name};
 use super::packet_socket::PacketSocket;
-use super::{DhcpAgent, clock};
 use crate::api::DHCPLease;
 use crate::domain::dhcp::{AddressDisputes, Mac, RELEASES, owner_of};
 use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::agent_records::RecordEvent;
+use crate::k8s::clock;
 use crate::k8s::leadership::LeadershipState;
 
 /// Longest sleep of the loop. The clock goes on while the machine is suspended, but a sleep does
@@ -204,12 +205,8 @@ impl<'a> AgentTerm<'a> {
             };
             let now = clock::now();
             if let Some(mac) = owner_of(frame) {
-                match self.leases.get_mut(&mac).and_then(|lease| lease.client.as_mut()) {
-                    Some(client) => {
-                        let said = client.receive(frame, now);
-                        self.act(mac, said);
-                    }
-                    None => self.agent.dhcp.frames_dropped.inc(),
+                if !self.hand(mac, |client| client.receive(frame, now)) {
+                    self.agent.dhcp.frames_dropped.inc();
                 }
                 continue;
             }
@@ -217,11 +214,7 @@ impl<'a> AgentTerm<'a> {
             let mut next = self.probing.first().copied();
             while let Some(mac) = next {
                 next = self.probing.range((Bound::Excluded(mac), Bound::Unbounded)).next().copied();
-                let lease = self.leases.get_mut(&mac);
-                if let Some(client) = lease.and_then(|lease| lease.client.as_mut()) {
-                    let said = client.receive(frame, now);
-                    self.act(mac, said);
-                }
+                self.hand(mac, |client| client.receive(frame, now));
             }
         }
         if let Some(error) = problem {
@@ -329,11 +322,7 @@ impl<'a> AgentTerm<'a> {
         let now = clock::now();
         let macs: Vec<Mac> = self.leases.keys().copied().collect();
         for mac in macs {
-            let lease = self.leases.get_mut(&mac);
-            if let Some(client) = lease.and_then(|lease| lease.client.as_mut()) {
-                let said = client.set_link(up, now);
-                self.act(mac, said);
-            }
+            self.hand(mac, |client| client.set_link(up, now));
         }
     }
 

@@ -6,13 +6,12 @@
 
 use std::time::Duration;
 
-use super::super::clock;
 use super::super::managed_lease::{PendingWrite, moment};
 use super::AgentTerm;
 use crate::api::{DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::Mac;
 use crate::domain::dhcp_lease::status::{link_failed, report, status_patch};
-use crate::k8s::CallError;
+use crate::k8s::{CallError, clock};
 
 /// Maximum number of writes at the same time, for all leases together. An API server does not
 /// become faster with more writes at a time.
@@ -112,10 +111,7 @@ impl AgentTerm<'_> {
                 lease.stored = status;
                 self.stale = true;
                 let PendingWrite::Record(record) = what else { return self.again(mac) };
-                if let Some(client) = &mut lease.client {
-                    let said = client.record_written(record.serial, clock::now());
-                    self.act(mac, said);
-                }
+                self.hand(mac, |client| client.record_written(record.serial, clock::now()));
                 return self.again(mac);
             }
             Err(error @ (CallError::Conflict(_) | CallError::NotFound(_))) => match fresh {
