@@ -115,8 +115,7 @@ fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
 
 /// Parses a network's name. Accepts empty text, because two consecutive commas give an empty name.
 fn network(text: &str) -> Result<String, String> {
-    let part = |part: &str| !part.is_empty() && !part.contains('/');
-    let named = text.split_once('/').is_some_and(|(namespace, name)| part(namespace) && part(name));
+    let named = super::namespace_and_name(text).is_some_and(|(_, name)| !name.contains('/'));
     if named || text.is_empty() {
         Ok(text.to_owned())
     } else {

@@ -96,9 +96,8 @@ enum LeaseLossOption {
 /// as long as the process.
 pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     agent::drop_privileges()?;
-    let network = args.network.split_once('/');
     ensure!(
-        network.is_some_and(|(namespace, name)| !namespace.is_empty() && !name.is_empty()),
+        super::namespace_and_name(&args.network).is_some(),
         "--network {:?}: must be namespace/name",
         args.network
     );

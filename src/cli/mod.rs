@@ -80,11 +80,15 @@ struct ConnectionOptions {
 impl ConnectionOptions {
     /// Namespace and name in `--lease`. `Err`: the option is not of the form namespace/name.
     fn lease(&self) -> anyhow::Result<(&str, &str)> {
-        self.lease
-            .split_once('/')
-            .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
+        namespace_and_name(&self.lease)
             .with_context(|| format!("--lease {:?}: must be namespace/name", self.lease))
     }
+}
+
+/// Namespace and name in a text of the form namespace/name. `None`: one of the two is empty or
+/// missing.
+fn namespace_and_name(text: &str) -> Option<(&str, &str)> {
+    text.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
 }
 
 /// Options of `controller`.

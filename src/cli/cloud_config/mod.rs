@@ -174,35 +174,27 @@ impl CredentialCommands {
         for note in guest_account::too_much(guest, &found) {
             report_progress(&note)?;
         }
-        let mut material = None;
-        if !self.dry_run {
-            let mut filled = self.filled(guest, &token).await?;
+        if self.dry_run {
+            print(&format!("would print the cloud config with the token of Secret {token}\n"))?;
+        } else {
+            let mut material = self.filled(guest, &token).await?;
             if let Some(authority) = &make.authority {
-                filled.authority.clone_from(authority);
+                material.authority.clone_from(authority);
             }
             if make.check {
                 let uid = found.tokens.iter().find(|there| there.name == token);
                 let uid = uid.map(|there| there.uid.as_str()).unwrap_or_default();
                 let passing = self.api.passing(guest, (&token, uid)).await?;
-                try_out(guest, &server, &filled.authority, &passing).await?;
+                try_out(guest, &server, &material.authority, &passing).await?;
             }
-            material = Some(filled);
-        }
-        match &material {
-            None => {
-                print(&format!("would print the cloud config with the token of Secret {token}\n"))?;
-            }
-            Some(material) => {
-                let text =
-                    output::text(make.form, guest, &server, material, csi != CsiAccess::None);
-                match &make.out {
-                    Some(path) => {
-                        file::write(path, &text)
-                            .with_context(|| format!("--out {}: cannot write", path.display()))?;
-                        report_progress(&format!("wrote {}", path.display()))?;
-                    }
-                    None => print(&text)?,
+            let text = output::text(make.form, guest, &server, &material, csi != CsiAccess::None);
+            match &make.out {
+                Some(path) => {
+                    file::write(path, &text)
+                        .with_context(|| format!("--out {}: cannot write", path.display()))?;
+                    report_progress(&format!("wrote {}", path.display()))?;
                 }
+                None => print(&text)?,
             }
         }
         match &make.revoke {

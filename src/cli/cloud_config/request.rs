@@ -87,11 +87,10 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest>
     if let Some(Err(why)) = &server {
         faults.push(why.clone());
     }
-    if let Some(Err(error)) = args.out.as_deref().map(file::check) {
-        faults.push(format!(
-            "--out {}: {error:#}",
-            args.out.as_deref().unwrap_or("".as_ref()).display()
-        ));
+    if let Some(out) = &args.out
+        && let Err(error) = file::check(out)
+    {
+        faults.push(format!("--out {}: {error:#}", out.display()));
     }
     let authority = args.certificate_authority.as_deref().map(authority);
     if let Some(Err(error)) = &authority {

@@ -123,8 +123,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
 }
 
 fn namespace_and_name(text: &str) -> Result<NamespaceAndName, String> {
-    let found =
-        text.split_once('/').filter(|(a, b)| !a.is_empty() && !b.is_empty() && !b.contains('/'));
+    let found = super::namespace_and_name(text).filter(|(_, name)| !name.contains('/'));
     let (namespace, name) = found.ok_or("must be namespace/name")?;
     Ok((namespace.to_owned(), name.to_owned()))
 }
