@@ -82,9 +82,7 @@ impl DhcpClient {
             ClientPhase::Selecting(Selecting { exchange, offers, choose: None, useless: false });
     }
 
-    pub(super) fn selecting_due(&mut self) {
-        let ClientPhase::Selecting(selecting) = &self.phase else { return };
-        let mut selecting = selecting.clone();
+    pub(super) fn selecting_due(&mut self, mut selecting: Selecting) {
         if selecting.choose.is_some_and(|choose| choose <= self.now) {
             return self.take_best(&selecting);
         }
@@ -100,16 +98,20 @@ impl DhcpClient {
         }
     }
 
-    pub(super) fn receive_while_selecting(&mut self, reply: &ServerReply) {
-        let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
+    pub(super) fn receive_while_selecting(
+        &mut self,
+        mut selecting: Selecting,
+        reply: &ServerReply,
+    ) {
         if reply.kind != ReplyKind::Offer || reply.xid != selecting.exchange.xid {
             return self.ignore(IgnoreReason::Unasked);
         }
         if let Err(why) = self.check_offer(reply) {
-            let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
+            let is_first = !std::mem::replace(&mut selecting.useless, true);
+            self.phase = ClientPhase::Selecting(selecting);
             // The trouble is recorded at most once after each DISCOVER, so that many bad offers do
             // not cause many records.
-            if !std::mem::replace(&mut selecting.useless, true) {
+            if is_first {
                 self.record_trouble(ClientTrouble::Unusable {
                     address: reply.address,
                     server: reply.server,
@@ -120,16 +122,14 @@ impl DhcpClient {
         }
         let offer = Offer { address: reply.address, server: reply.server };
         self.event(ClientEvent::Offered { server: reply.server, address: reply.address });
-        let wish = self.wish();
-        let choose = self.now + OFFER_WAIT;
-        let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
         if selecting.offers.len() < MOST_OFFERS && !selecting.offers.contains(&offer) {
             selecting.offers.push(offer);
         }
-        selecting.choose.get_or_insert(choose);
-        if wish.is_none_or(|wish| wish == offer) {
-            let selecting = selecting.clone();
+        selecting.choose.get_or_insert(self.now + OFFER_WAIT);
+        if self.wish().is_none_or(|wish| wish == offer) {
             self.take_best(&selecting);
+        } else {
+            self.phase = ClientPhase::Selecting(selecting);
         }
     }
 
@@ -151,9 +151,7 @@ impl DhcpClient {
         self.phase = ClientPhase::Requesting(Requesting { exchange, offer });
     }
 
-    pub(super) fn requesting_due(&mut self) {
-        let ClientPhase::Requesting(requesting) = &self.phase else { return };
-        let mut requesting = requesting.clone();
+    pub(super) fn requesting_due(&mut self, mut requesting: Requesting) {
         if requesting.exchange.tries >= MOST_REQUESTS {
             return self.discover();
         }
@@ -163,9 +161,12 @@ impl DhcpClient {
         self.phase = ClientPhase::Requesting(requesting);
     }
 
-    pub(super) fn receive_while_requesting(&mut self, reply: &ServerReply, from: Mac) {
-        let ClientPhase::Requesting(requesting) = &self.phase else { return };
-        let requesting = requesting.clone();
+    pub(super) fn receive_while_requesting(
+        &mut self,
+        requesting: &Requesting,
+        reply: &ServerReply,
+        from: Mac,
+    ) {
         if reply.xid != requesting.exchange.xid || reply.kind == ReplyKind::Offer {
             return self.ignore(IgnoreReason::Unasked);
         }

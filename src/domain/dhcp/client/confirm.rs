@@ -96,16 +96,8 @@ impl Confirming {
 }
 
 impl DhcpClient {
-    pub(super) fn confirm(&mut self, confirming: Confirming) {
-        self.phase = ClientPhase::Confirming(confirming);
-        self.confirming_due();
-    }
-
-    pub(super) fn confirming_due(&mut self) {
-        let (ClientPhase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
-            return;
-        };
-        let (mut confirming, lease) = (confirming.clone(), lease.clone());
+    pub(super) fn confirming_due(&mut self, mut confirming: Confirming) {
+        let Some(lease) = self.held.clone() else { return };
         if confirming.restart && confirming.tries >= AFTER_RESTART {
             confirming.restart = false;
             if self.now < lease.renew {
@@ -149,11 +141,13 @@ impl DhcpClient {
         }
     }
 
-    pub(super) fn receive_while_confirming(&mut self, reply: &ServerReply, from: Mac) {
-        let (ClientPhase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
-            return;
-        };
-        let (confirming, lease) = (confirming.clone(), lease.clone());
+    pub(super) fn receive_while_confirming(
+        &mut self,
+        confirming: Confirming,
+        reply: &ServerReply,
+        from: Mac,
+    ) {
+        let Some(lease) = self.held.clone() else { return };
         if reply.kind == ReplyKind::Offer {
             return self.offered_besides(reply, confirming, &lease);
         }

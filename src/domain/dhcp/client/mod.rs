@@ -268,14 +268,14 @@ impl DhcpClient {
             self.inquiry_due();
         }
         if goes_on {
-            match &self.phase {
+            match self.phase.clone() {
                 ClientPhase::Waiting(_) => self.discover(),
-                ClientPhase::Selecting(_) => self.selecting_due(),
-                ClientPhase::Requesting(_) => self.requesting_due(),
-                ClientPhase::Probing(_) => self.probing_due(),
-                ClientPhase::Bound => self.confirm(Confirming::of_renewal(self.now)),
-                ClientPhase::Confirming(_) => self.confirming_due(),
-                ClientPhase::Parting(_) => self.parting_due(),
+                ClientPhase::Selecting(selecting) => self.selecting_due(selecting),
+                ClientPhase::Requesting(requesting) => self.requesting_due(requesting),
+                ClientPhase::Probing(probing) => self.probing_due(probing),
+                ClientPhase::Bound => self.confirming_due(Confirming::of_renewal(self.now)),
+                ClientPhase::Confirming(confirming) => self.confirming_due(confirming),
+                ClientPhase::Parting(parting) => self.parting_due(parting),
                 ClientPhase::Released(_) => self.release_again(),
             }
         }
@@ -437,10 +437,10 @@ impl DhcpClient {
     }
 
     fn receive_reply(&mut self, reply: &message::ServerReply, from: Mac) {
-        match &self.phase {
-            ClientPhase::Selecting(_) => self.receive_while_selecting(reply),
-            ClientPhase::Requesting(_) => self.receive_while_requesting(reply, from),
-            ClientPhase::Confirming(_) => self.receive_while_confirming(reply, from),
+        match self.phase.clone() {
+            ClientPhase::Selecting(state) => self.receive_while_selecting(state, reply),
+            ClientPhase::Requesting(state) => self.receive_while_requesting(&state, reply, from),
+            ClientPhase::Confirming(state) => self.receive_while_confirming(state, reply, from),
             _ => self.ignore(IgnoreReason::Unasked),
         }
     }

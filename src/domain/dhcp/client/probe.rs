@@ -41,9 +41,7 @@ impl Probing {
 }
 
 impl DhcpClient {
-    pub(super) fn probing_due(&mut self) {
-        let ClientPhase::Probing(probing) = &self.phase else { return };
-        let mut probing = probing.clone();
+    pub(super) fn probing_due(&mut self, mut probing: Probing) {
         let times = self.options.probe;
         if probing.lease.is_over(self.now) {
             return self.discover();

@@ -72,17 +72,15 @@ impl DhcpClient {
     /// still has the address. If a station answers, the client sends no RELEASE. The client does
     /// not ask if ARP probes are off, or if a station answers ARP for all addresses.
     pub(super) fn part_with(&mut self, lease: GrantedLease) {
-        self.phase = if self.asks_by_arp() && self.options.proxy.is_none() {
-            ClientPhase::Parting(PendingRelease { lease, sent: 0, next: self.now })
+        if self.asks_by_arp() && self.options.proxy.is_none() {
+            self.parting_due(PendingRelease { lease, sent: 0, next: self.now });
         } else {
-            return self.give_back(lease);
-        };
-        self.parting_due();
+            self.give_back(lease);
+        }
     }
 
-    pub(super) fn parting_due(&mut self) {
-        let ClientPhase::Parting(parting) = &self.phase else { return };
-        let (mut parting, times) = (parting.clone(), self.options.probe);
+    pub(super) fn parting_due(&mut self, mut parting: PendingRelease) {
+        let times = self.options.probe;
         if !self.up || parting.lease.is_over(self.now) {
             return self.end();
         }
