@@ -15,6 +15,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PublicKeyData as _,
@@ -177,13 +179,8 @@ impl CertificateMaterial {
     /// Authorities that the API server must trust, in PEM.
     pub fn bundle(&self) -> String {
         let next = self.next.iter().map(|pair| &pair.certificate);
-        [&self.ca.certificate].into_iter().chain(next).chain(&self.previous).fold(
-            String::new(),
-            |mut bundle, ca| {
-                bundle.push_str(&ca.pem);
-                bundle
-            },
-        )
+        let all = [&self.ca.certificate].into_iter().chain(next).chain(&self.previous);
+        all.map(|ca| ca.pem.as_str()).collect()
     }
 
     /// Authority that will replace the current authority as the signer of certificates. `None`: no
@@ -428,8 +425,7 @@ fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
 
 /// PEM text of a certificate (RFC 7468).
 fn pem(der: &CertificateDer<'_>) -> String {
-    let encoded = serde_json::to_value(k8s_openapi::ByteString(der.to_vec())).unwrap_or_default();
-    let text = encoded.as_str().unwrap_or_default();
+    let text = STANDARD.encode(der);
     let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
     for line in text.as_bytes().chunks(64) {
         pem.push_str(&String::from_utf8_lossy(line));

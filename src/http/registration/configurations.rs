@@ -9,7 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use k8s_openapi::ByteString;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -147,12 +148,11 @@ impl Registrar {
         if username.is_empty() || state.serving.is_none() {
             return None;
         }
-        let bundle = serde_json::to_value(ByteString(material.bundle().into_bytes())).ok()?;
         Some(Registration {
             namespace: self.namespace.clone(),
             endpoint: self.endpoint.clone(),
             username,
-            bundle: bundle.as_str()?.to_owned(),
+            bundle: STANDARD.encode(material.bundle()),
             paths: [webhook::VALIDATION, webhook::MUTATION, webhook::CONVERSION],
             owner: state.owner.clone(),
         })
@@ -246,6 +246,5 @@ pub(super) fn trusted(state: &RegistrarState) -> String {
 }
 
 fn decoded(bundle: &str) -> Vec<u8> {
-    let decoded: Result<ByteString, _> = serde_json::from_value(Value::String(bundle.to_owned()));
-    decoded.map(|bytes| bytes.0).unwrap_or_default()
+    STANDARD.decode(bundle).unwrap_or_default()
 }
