@@ -193,7 +193,7 @@ pub struct Listener {
     pub backend_port: Option<i32>,
 }
 
-fn tcp() -> String {
+pub(super) fn tcp() -> String {
     "TCP".to_owned()
 }
 

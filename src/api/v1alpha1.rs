@@ -76,17 +76,13 @@ pub struct Listener {
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
     /// Protocol of the port: `TCP` or `UDP`.
-    #[serde(default = "tcp")]
+    #[serde(default = "super::load_balancer::tcp")]
     #[schemars(length(max = 8))]
     pub protocol: String,
     /// Port of the VMs. Unset means the same as `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub backend_port: Option<i32>,
-}
-
-fn tcp() -> String {
-    "TCP".to_owned()
 }
 
 /// TCP probe of each backend.

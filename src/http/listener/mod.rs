@@ -14,7 +14,7 @@ mod request_progress;
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -168,13 +168,13 @@ impl ListenerState {
     /// ends the connection that [`ConnectionTable::make_room`] chooses.
     fn take_in(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr, tasks: &TaskTracker) {
         let source = ConnectionSource::of(peer.ip());
-        let evicted = self.connections().make_room(source);
+        let evicted = lock(&self.connections).make_room(source);
         if let Some(evicted) = evicted {
             evicted.ends.cancel();
             self.report_eviction(evicted.source, evicted.had);
         }
         let gone = CancellationToken::new();
-        let place = self.connections().enter(source, self.began.elapsed(), gone.clone());
+        let place = lock(&self.connections).enter(source, self.began.elapsed(), gone.clone());
         let seat = ListenerSeat { shared: self.clone(), source, place };
         tasks.spawn(self.clone().connection(stream, seat, gone));
     }
@@ -242,10 +242,6 @@ impl ListenerState {
         let accept = timeout(HANDSHAKE, first_half).await??;
         timeout(HANDSHAKE, accept).await?
     }
-
-    fn connections(&self) -> MutexGuard<'_, ConnectionTable<CancellationToken>> {
-        lock(&self.connections)
-    }
 }
 
 /// Place of a connection in the table of connections. Dropping the place makes room for another
@@ -259,13 +255,13 @@ struct ListenerSeat {
 impl ListenerSeat {
     fn set_phase(&self, phase: ConnectionPhase) {
         let now = self.shared.began.elapsed();
-        self.shared.connections().set_phase(self.place, phase, now);
+        lock(&self.shared.connections).set_phase(self.place, phase, now);
     }
 }
 
 impl Drop for ListenerSeat {
     fn drop(&mut self) {
-        self.shared.connections().leave(self.place);
+        lock(&self.shared.connections).leave(self.place);
     }
 }
 

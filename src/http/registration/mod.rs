@@ -95,23 +95,15 @@ struct RegistrarState {
 }
 
 /// Reason why a round ended early.
+#[derive(Debug, thiserror::Error)]
 enum RoundStop {
-    Failed(CallError),
-    Certificate(CertificateError),
+    #[error(transparent)]
+    Failed(#[from] CallError),
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
     /// The state was changed by this replica, or by a faster one. So the round starts again.
+    #[error("the state has changed")]
     Again,
-}
-
-impl From<CallError> for RoundStop {
-    fn from(error: CallError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl From<CertificateError> for RoundStop {
-    fn from(error: CertificateError) -> Self {
-        Self::Certificate(error)
-    }
 }
 
 impl Registrar {

@@ -46,7 +46,7 @@ struct ConfirmAttempt {
 }
 
 /// State of a client that asks servers to confirm or extend its lease.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Confirming {
     /// Whether the client asks because it was restarted, or because its link has changed. `false`:
     /// the client asks because T1 has passed.
@@ -68,15 +68,7 @@ impl Confirming {
     }
 
     pub fn of_renewal(start: Duration) -> Self {
-        Self {
-            restart: false,
-            began: start,
-            tries: 0,
-            broadcasts: 0,
-            asked: Vec::new(),
-            search: None,
-            next: start,
-        }
+        Self { began: start, next: start, ..Self::default() }
     }
 
     pub fn has_asked(&self) -> bool {
