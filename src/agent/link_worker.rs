@@ -7,7 +7,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::netlink::{KernelLinks, name};
 use crate::domain::dhcp::Mac;
@@ -39,26 +39,20 @@ pub(super) enum JobOutcome {
 pub(super) struct LinkWorker {
     jobs: UnboundedSender<LinkJob>,
     pub(super) done: UnboundedReceiver<JobOutcome>,
-    task: JoinHandle<()>,
+    _task: AbortOnDropHandle<()>,
 }
 
 impl LinkWorker {
     pub(super) fn start(links: KernelLinks) -> Self {
         let (jobs, queue) = unbounded_channel();
         let (sender, done) = unbounded_channel();
-        let task = tokio::spawn(work(links, queue, sender));
-        Self { jobs, done, task }
+        let task = AbortOnDropHandle::new(tokio::spawn(work(links, queue, sender)));
+        Self { jobs, done, _task: task }
     }
 
     pub(super) fn ask(&self, job: LinkJob) {
         // The task receives jobs until the end of the term, so the send fails only after that.
         let _ = self.jobs.send(job);
-    }
-}
-
-impl Drop for LinkWorker {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -27,11 +27,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use ipnet::Ipv4Net;
 
 pub use self::health::AgentHealth;
 use self::netlink::KernelLinks;
+pub use self::packet_socket::may_open;
 pub use self::privileges::drop_privileges;
 use self::term::AgentTerm;
 use crate::domain::dhcp::ProbeTiming;
@@ -102,12 +102,6 @@ impl ExpiryGauge {
         let millis = end.map_or(0, |end| u64::try_from(end.as_millis()).unwrap_or(u64::MAX));
         self.first_expiry.store(millis, Ordering::Relaxed);
     }
-}
-
-/// Checks that the interface exists, and that this process may open a packet socket on it. Such a
-/// socket can receive and send.
-pub fn check(interface: &str) -> anyhow::Result<()> {
-    packet_socket::may_open(interface).with_context(|| format!("--interface {interface}"))
 }
 
 impl DhcpAgent {

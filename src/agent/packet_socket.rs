@@ -105,7 +105,7 @@ impl PacketSocket {
 /// Checks that this process may open a packet socket on the interface. An agent cannot lease an
 /// address without such a socket. `Err`: the process may not open one, or the interface does not
 /// exist.
-pub(super) fn may_open(interface: &str) -> io::Result<()> {
+pub fn may_open(interface: &str) -> io::Result<()> {
     open(interface, FrameFilter::Dhcp).map(drop)
 }
 

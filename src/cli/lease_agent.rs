@@ -101,7 +101,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         "--network {:?}: must be namespace/name",
         args.network
     );
-    agent::check(&args.interface)?;
+    agent::may_open(&args.interface).with_context(|| format!("--interface {}", args.interface))?;
     let me = args.identity.clone().unwrap_or_else(identity);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -86,7 +86,11 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
         return Err(RefusalReasons(faults).into());
     }
     let authority = match checksum {
-        Some(checksum) => Some(authority(shown_authority(url).await?, checksum).map_err(refused)?),
+        Some(checksum) => {
+            let shown = shown(url, AUTHORITY).await;
+            let shown = shown.map_err(|error| refused(format!("--url {url:?}: {error}")))?;
+            Some(authority(shown, checksum).map_err(refused)?)
+        }
         None => None,
     };
     let issuer = RancherIssuer::new(url, authority.as_deref(), key.clone());
@@ -164,11 +168,6 @@ async fn tried(
     let listed = issuer.credentials().await?;
     let life = issuer.life(key, known).await?;
     Ok(report(&known.user, life.claims.expires, &listed))
-}
-
-async fn shown_authority(url: &str) -> anyhow::Result<String> {
-    let read = shown(url, AUTHORITY).await;
-    Ok(read.map_err(|error| refused(format!("--url {url:?}: {error}")))?)
 }
 
 /// Message for the user about a failed test of the API key. `error`: the failure of the test.

@@ -93,6 +93,11 @@ async fn read_until(
     Ok(None)
 }
 
+/// First 100 characters of a text that a caller chose, for an answer.
+pub(super) fn clipped(text: &str) -> String {
+    text.chars().take(100).collect()
+}
+
 /// Refusal of a request by an HTTP status. The answer then contains no review. The fields are the
 /// status and the reason.
 #[derive(Debug)]

@@ -18,6 +18,7 @@ use anyhow::{Context as _, bail};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::client_actions::EASE;
 use self::record_writes::WriteOutcome;
@@ -84,7 +85,7 @@ pub(super) struct AgentTerm<'a> {
     /// Whether the metrics that are computed from all leases are out of date.
     stale: bool,
     /// Task that watches DHCPLeases. It is aborted at the end of the term.
-    _watch: JoinSet<()>,
+    _watch: AbortOnDropHandle<()>,
 }
 
 impl<'a> AgentTerm<'a> {
@@ -94,8 +95,8 @@ impl<'a> AgentTerm<'a> {
         let all = links.all().await?;
         let parent = all.into_iter().find(|link| link.name == settings.interface);
         let (sender, records) = unbounded_channel();
-        let mut watch = JoinSet::new();
-        watch.spawn(agent.records.clone().watch(settings.network.clone(), sender));
+        let watch = agent.records.clone().watch(settings.network.clone(), sender);
+        let watch = AbortOnDropHandle::new(tokio::spawn(watch));
         tracing::info!(
             network = settings.network,
             interface = settings.interface,

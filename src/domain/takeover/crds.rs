@@ -44,13 +44,11 @@ pub fn form(stored: &Value) -> CrdForm {
 /// replaced them. Helm's label and annotations do not change. Their recorded values do not change
 /// either.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
-    let annotations = &stored["metadata"]["annotations"];
-    let former = annotations[ANNOTATION_FORM].as_str();
-    let former = former.and_then(|former| serde_json::from_str::<Value>(former).ok());
-    let mut former = former.filter(Value::is_object).unwrap_or_else(|| json!({}));
+    let former = recorded(stored).filter(Value::is_object);
+    let mut former = former.unwrap_or_else(|| json!({}));
     former["versions"] = stored["spec"]["versions"].clone();
-    let recorded = json!({ANNOTATION_FORM: former.to_string(), ANNOTATION_STATUS_REMOVED: null});
-    replacing(stored, ours, &recorded)
+    let noted = json!({ANNOTATION_FORM: former.to_string(), ANNOTATION_STATUS_REMOVED: null});
+    replacing(stored, ours, &noted)
 }
 
 /// Merge patch that gives every version the status subresource again, after [`without_status`] has
@@ -70,14 +68,12 @@ pub fn with_status(stored: &Value) -> Value {
 pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let release = RELEASE.map(|key| &operator["metadata"]["annotations"][key]);
-    let before = annotations[ANNOTATION_FORM].as_str();
-    let before = before.and_then(|before| serde_json::from_str::<Value>(before).ok());
     let mut former = json!({
         "versions": stored["spec"]["versions"],
         "managedBy": stored["metadata"]["labels"][MANAGED_BY],
         "release": RELEASE.map(|key| &annotations[key]),
     });
-    if let Some(before) = before {
+    if let Some(before) = recorded(stored) {
         if is_operators(stored) {
             former["versions"] = before["versions"].clone();
         }
@@ -89,8 +85,8 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
             former["release"] = before["release"].clone();
         }
     }
-    let recorded = json!({ANNOTATION_FORM: former.to_string(), ANNOTATION_STATUS_REMOVED: null});
-    let mut patch = replacing(stored, ours, &recorded);
+    let noted = json!({ANNOTATION_FORM: former.to_string(), ANNOTATION_STATUS_REMOVED: null});
+    let mut patch = replacing(stored, ours, &noted);
     if release.iter().all(|value| value.is_string()) {
         patch["metadata"]["labels"][MANAGED_BY] = json!("Helm");
         for (key, value) in RELEASE.into_iter().zip(release) {
@@ -105,8 +101,7 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
 /// form. Harvester's form may be newer than the recorded form. `None`: no form was recorded.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
-    let former = metadata["annotations"][ANNOTATION_FORM].as_str()?;
-    let former: Value = serde_json::from_str(former).ok()?;
+    let former = recorded(stored)?;
     let mut patch = json!({
         "metadata": {
             "resourceVersion": metadata["resourceVersion"],
@@ -146,6 +141,11 @@ fn replacing(stored: &Value, versions: &Value, annotations: &Value) -> Value {
         },
         "spec": {"versions": versions},
     })
+}
+
+/// Value of [`ANNOTATION_FORM`]. `None`: the annotation is missing, or is not JSON.
+fn recorded(stored: &Value) -> Option<Value> {
+    serde_json::from_str(stored["metadata"]["annotations"][ANNOTATION_FORM].as_str()?).ok()
 }
 
 /// Whether the stored form is from any version of the operator. Only the operator's forms have

@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::admission::{AdmissionStage, RuleSources, load_balancers, pools};
+use super::request_body::clipped;
 use crate::api::GROUP;
 use crate::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation, Refusal};
 use crate::domain::limits::json_size::{maps, most_values};
@@ -192,10 +193,6 @@ pub fn parse(bytes: &[u8]) -> Result<ParsedReview, String> {
         old,
         too_large,
     })
-}
-
-fn clipped(text: &str) -> String {
-    text.chars().take(100).collect()
 }
 
 impl ParsedReview {

@@ -20,6 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::request_body::clipped;
 use crate::api::{ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS};
 use crate::domain::conversion::annotations::values_to_parse;
 use crate::domain::conversion::{Version, convert};
@@ -95,8 +96,8 @@ pub fn review(body: &[u8]) -> Result<ConversionAnswer, String> {
     if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
         return Err(format!(
             "kind {} of {}: must be kind {KIND} of {API_VERSION}",
-            short(&question.kind),
-            short(&question.api_version)
+            clipped(&question.kind),
+            clipped(&question.api_version)
         ));
     }
     let Some(request) = question.request else {
@@ -405,10 +406,6 @@ impl<'a> ObjectWriter<'a> {
         let brackets = if self.before == "{" { "{}" } else { "}" };
         self.to.append(brackets).map_err(serde_json::Error::io)
     }
-}
-
-fn short(text: &str) -> String {
-    text.chars().take(100).collect()
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use super::DhcpClient;
 use super::output::{AnnouncedAddress, MOST_STATIONS};
 
 /// Time from the publication of an address to the first ARP question about its announcer.
-const FIRST_INQUIRY: Duration = Duration::from_secs(30);
+pub(super) const FIRST_INQUIRY: Duration = Duration::from_secs(30);
 /// Time for which the client waits for answers to an ARP question about its address. The ARP probe
 /// of a new address has other times.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -95,11 +95,6 @@ impl DhcpClient {
         }
     }
 
-    /// Plans the first ARP question about the announcer, because the address is published now.
-    pub(super) fn published(&mut self) {
-        self.ask_for_announcer_after(FIRST_INQUIRY);
-    }
-
     /// Plans ARP questions about a lost address, if its announcers are known. The questions end
     /// when no known announcer has answered `MOST_SILENT` of them in a row.
     pub(super) fn ask_after_loss(&mut self) {
@@ -128,7 +123,11 @@ impl DhcpClient {
             InquirySubject::Lost => {
                 inquiry.tally += 1;
                 if inquiry.tally >= MOST_SILENT {
-                    return self.no_longer_announced();
+                    // No known announcer announces the address any more.
+                    if self.still.take().is_some() {
+                        self.record(self.trouble);
+                    }
+                    return;
                 }
             }
         }
@@ -138,12 +137,6 @@ impl DhcpClient {
     pub(super) fn repeat_inquiry(&mut self, mut inquiry: AddressInquiry) {
         (inquiry.waits, inquiry.next) = (false, self.now + INQUIRY_INTERVAL);
         self.inquiry = Some(inquiry);
-    }
-
-    fn no_longer_announced(&mut self) {
-        if self.still.take().is_some() {
-            self.record(self.trouble);
-        }
     }
 
     /// Stores the answer that an ARP frame gives to the client's last ARP question. `false`: the

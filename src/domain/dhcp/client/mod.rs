@@ -33,7 +33,7 @@ use super::{
     IgnoreReason, LeaseRecord, LossCause, Mac,
 };
 use acquire::{Requesting, Selecting};
-use address_inquiry::AddressInquiry;
+use address_inquiry::{AddressInquiry, FIRST_INQUIRY};
 use api::LeaseState;
 use confirm::Confirming;
 use jitter::{JitterRng, part};
@@ -307,7 +307,7 @@ impl DhcpClient {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
             self.awaits = None;
-            self.published();
+            self.ask_for_announcer_after(FIRST_INQUIRY);
         }
         self.leave()
     }
