@@ -12,6 +12,7 @@
 mod configurations;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -279,15 +280,13 @@ fn store_observed(
     observed: ObservedObject,
     more: &mut mpsc::UnboundedReceiver<ObservedObject>,
 ) {
-    let mut observed = Some(observed);
-    while let Some(seen) = observed {
+    for seen in iter::once(observed).chain(iter::from_fn(|| more.try_recv().ok())) {
         match seen {
             ObservedObject::Secret(secret) => store_secret(state, secret),
             ObservedObject::Configuration(part, content) => {
                 state.parts.insert(part, content);
             }
         }
-        observed = more.try_recv().ok();
     }
 }
 

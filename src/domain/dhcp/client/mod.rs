@@ -232,11 +232,6 @@ impl DhcpClient {
         self.lease().is_some() && matches!(self.phase, ClientPhase::Confirming(_))
     }
 
-    /// Identity of the client: its hardware address, client identifier and host name.
-    pub const fn identity(&self) -> &ClientIdentity {
-        &self.identity
-    }
-
     /// Evaluates a received, whole Ethernet frame. Returns the actions for the caller.
     pub fn receive(&mut self, frame: &[u8], now: Duration) -> Vec<ClientAction> {
         self.enter(now);
