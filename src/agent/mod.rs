@@ -27,14 +27,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ipnet::Ipv4Net;
-
 pub use self::health::AgentHealth;
 use self::netlink::KernelLinks;
 pub use self::packet_socket::may_open;
 pub use self::privileges::drop_privileges;
 use self::term::AgentTerm;
-use crate::domain::dhcp::ProbeTiming;
+use crate::domain::dhcp::ClientOptions;
 use crate::k8s::agent_records::RecordClient;
 use crate::k8s::clock;
 use crate::k8s::events::EventRecorder;
@@ -51,14 +49,8 @@ pub struct AgentSettings {
     pub interface: String,
     /// Name of this agent, as it is written into records.
     pub me: String,
-    /// Timing of the ARP probe, which checks whether another host uses a newly granted address.
-    pub probe: ProbeTiming,
-    /// Subnets from which the agent accepts addresses. Empty: the agent accepts any address.
-    pub subnets: Arc<[Ipv4Net]>,
-    /// Whether an address stays in use after its lease has expired without an answer of a server.
-    pub keep: bool,
-    /// Whether clients always ask the servers to broadcast their answers.
-    pub broadcast: bool,
+    /// Options that all clients have. The agent sets the options that differ between clients.
+    pub client: ClientOptions,
 }
 
 /// Agent of one network, with its dependencies.

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::controller::identity;
 use super::logs::LogOptions;
 use crate::agent::{self, AgentHealth, AgentSettings, DhcpAgent, ExpiryGauge};
-use crate::domain::dhcp::ProbeTiming;
+use crate::domain::dhcp::{ClientOptions, ProbeTiming};
 use crate::domain::dhcp_lease::agent_name;
 use crate::domain::leader_election::ElectionPace;
 use crate::http::health_endpoints;
@@ -131,14 +131,17 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
             network: args.network,
             interface: args.interface,
             me: me.clone(),
-            probe: match args.arp_probe {
-                ArpProbe::Quick => ProbeTiming::QUICK,
-                ArpProbe::Standard => ProbeTiming::RFC_5227,
-                ArpProbe::Off => ProbeTiming::OFF,
+            client: ClientOptions {
+                probe: match args.arp_probe {
+                    ArpProbe::Quick => ProbeTiming::QUICK,
+                    ArpProbe::Standard => ProbeTiming::RFC_5227,
+                    ArpProbe::Off => ProbeTiming::OFF,
+                },
+                subnets: args.subnets.into(),
+                keep: args.on_lease_loss == LeaseLossOption::Keep,
+                broadcast: args.broadcast,
+                ..ClientOptions::default()
             },
-            subnets: args.subnets.into(),
-            keep: args.on_lease_loss == LeaseLossOption::Keep,
-            broadcast: args.broadcast,
         },
         writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
         events: EventRecorder::start(client.clone(), &me, metrics.clone()),

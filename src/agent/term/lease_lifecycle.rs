@@ -153,15 +153,11 @@ impl AgentTerm<'_> {
         let all = u32::try_from(self.leases.len()).unwrap_or(u32::MAX);
         let without = self.leases.values().filter(|lease| !lease.holds()).count();
         ClientOptions {
-            probe: self.agent.settings.probe,
             start_within: start_within(without.saturating_sub(A_FEW)),
             resume_within: RESUME_EACH.saturating_mul(all).min(RESUME_LONGEST),
             phase: phase(self.begun),
-            subnets: self.agent.settings.subnets.clone(),
-            keep: self.agent.settings.keep,
-            broadcast: self.agent.settings.broadcast,
             proxy: self.disputes.proxy(),
-            ..ClientOptions::default()
+            ..self.agent.settings.client.clone()
         }
     }
 

@@ -11,7 +11,7 @@ use tower::{BoxError, service_fn};
 use super::*;
 use crate::agent::AgentSettings;
 use crate::api::{DHCP_FINALIZER, LeaseState};
-use crate::domain::dhcp::{ClientAction, LeaseRecord, ProbeTiming};
+use crate::domain::dhcp::{ClientAction, ClientOptions, LeaseRecord, ProbeTiming};
 use crate::domain::leader_election::ElectionPace;
 use crate::k8s::agent_records::RecordClient;
 use crate::k8s::events::EventRecorder;
@@ -58,10 +58,7 @@ async fn leader() -> DhcpAgent {
             network: "default/absent".to_owned(),
             interface: "absent".to_owned(),
             me: "me".to_owned(),
-            probe: ProbeTiming::OFF,
-            subnets: Arc::default(),
-            keep: false,
-            broadcast: false,
+            client: ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() },
         },
         writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
         events: EventRecorder::start(client.clone(), "me", metrics.clone()),

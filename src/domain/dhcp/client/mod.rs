@@ -42,7 +42,6 @@ pub use output::AnnouncedAddress;
 use probe::Probing;
 use recorded_lease::FormerAddress;
 pub use recorded_lease::RecordedLease;
-use releasing::PendingRelease;
 
 /// Time for which a guest or kube-vip may still announce an address after its loss. If the address
 /// is granted again within this time, the client does not probe it, because the announcer would
@@ -61,7 +60,7 @@ enum ClientPhase {
     Bound,
     Confirming(Confirming),
     /// Question by ARP before a RELEASE: whether a station still has the address.
-    Parting(PendingRelease),
+    Parting(Probing),
     /// The lease has ended. `Some`: time of a second RELEASE of this lease. `None`: no second one.
     Released(Option<(Duration, GrantedLease)>),
 }

@@ -25,11 +25,13 @@ const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
 /// DECLINE then, so the server offers the same address again.
 const PROXY_PAUSE: Duration = Duration::from_mins(1);
 
-/// State of a client that probes a granted address.
+/// State of a client that asks by ARP about the address of a lease, before it uses the address or
+/// gives it back.
 #[derive(Clone, Debug)]
 pub struct Probing {
     pub lease: GrantedLease,
-    sent: u32,
+    /// Number of ARP questions that were sent.
+    pub sent: u32,
     pub next: Duration,
 }
 

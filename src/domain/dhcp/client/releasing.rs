@@ -12,20 +12,12 @@ use std::time::Duration;
 
 use super::super::wire::arp::ArpPacket;
 use super::super::{ClientAction, ClientEvent, GrantedLease};
+use super::probe::Probing;
 use super::{ClientPhase, DhcpClient};
 
 /// Pause between the two RELEASEs of an address. A server does not answer a RELEASE, and may be too
 /// busy to process the first one.
 const RELEASE_AGAIN: Duration = Duration::from_secs(1);
-
-/// State of a client that asks by ARP whether a station still has the address that is to be
-/// released.
-#[derive(Clone, Debug)]
-pub struct PendingRelease {
-    pub lease: GrantedLease,
-    sent: u32,
-    pub next: Duration,
-}
 
 impl DhcpClient {
     /// Gives the address back to its server by two RELEASEs, and ends the client. No RELEASE is
@@ -73,13 +65,13 @@ impl DhcpClient {
     /// not ask if ARP probes are off, or if a station answers ARP for all addresses.
     pub(super) fn part_with(&mut self, lease: GrantedLease) {
         if self.asks_by_arp() && self.options.proxy.is_none() {
-            self.parting_due(PendingRelease { lease, sent: 0, next: self.now });
+            self.parting_due(Probing { lease, sent: 0, next: self.now });
         } else {
             self.give_back(lease);
         }
     }
 
-    pub(super) fn parting_due(&mut self, mut parting: PendingRelease) {
+    pub(super) fn parting_due(&mut self, mut parting: Probing) {
         let times = self.options.probe;
         if !self.up || parting.lease.is_over(self.now) {
             return self.end();

@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use super::super::Mac;
 use super::super::identity::ClientIdentity;
 use super::header::octets;
-use super::options::{self, OptionReader, OptionWriter};
+use super::options::{self, OptionReader, put};
 
 /// Minimum length of a message that a client sends, in octets. BOOTP relays and some servers expect
 /// this length.
@@ -117,26 +117,25 @@ impl ClientMessage<'_> {
         message[28..34].copy_from_slice(&self.identity.mac.0);
         message[OPTIONS - 4..].copy_from_slice(&COOKIE);
 
-        let mut written = OptionWriter::default();
-        written.put(options::MESSAGE_TYPE, &[self.kind.message_type()]);
+        put(&mut message, options::MESSAGE_TYPE, &[self.kind.message_type()]);
         if let Some(id) = &self.identity.client_id {
-            written.put(options::CLIENT_ID, id.octets());
+            put(&mut message, options::CLIENT_ID, id.octets());
         }
         if let Some(wish) = wish {
-            written.put(options::REQUESTED_ADDRESS, &wish.octets());
+            put(&mut message, options::REQUESTED_ADDRESS, &wish.octets());
         }
         if let Some(server) = server {
-            written.put(options::SERVER_ID, &server.octets());
+            put(&mut message, options::SERVER_ID, &server.octets());
         }
         if asks {
-            written.put(options::LARGEST_MESSAGE, &LARGEST.to_be_bytes());
-            written.put(options::VENDOR_CLASS, VENDOR);
+            put(&mut message, options::LARGEST_MESSAGE, &LARGEST.to_be_bytes());
+            put(&mut message, options::VENDOR_CLASS, VENDOR);
             if !self.identity.hostname.is_empty() {
-                written.put(options::HOST_NAME, self.identity.hostname.as_bytes());
+                put(&mut message, options::HOST_NAME, self.identity.hostname.as_bytes());
             }
-            written.put(options::PARAMETERS, &PARAMETERS);
+            put(&mut message, options::PARAMETERS, &PARAMETERS);
         }
-        message.extend(written.end());
+        message.push(options::END);
         message.resize(message.len().max(SHORTEST), 0);
         message
     }

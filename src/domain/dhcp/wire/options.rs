@@ -23,26 +23,15 @@ pub const T2: u8 = 59;
 pub const VENDOR_CLASS: u8 = 60;
 pub const CLIENT_ID: u8 = 61;
 const PAD: u8 = 0;
-const END: u8 = 255;
+pub const END: u8 = 255;
 
-/// Octets of the options of a message that is being written.
-#[derive(Debug, Default)]
-pub struct OptionWriter(Vec<u8>);
-
-impl OptionWriter {
-    /// Adds an option. A value of more than 255 octets is cut.
-    pub fn put(&mut self, code: u8, value: &[u8]) {
-        let value = &value[..value.len().min(255)];
-        self.0.push(code);
-        self.0.push(u8::try_from(value.len()).unwrap_or(u8::MAX));
-        self.0.extend(value);
-    }
-
-    /// Octets of all options, with the end mark.
-    pub fn end(mut self) -> Vec<u8> {
-        self.0.push(END);
-        self.0
-    }
+/// Adds an option to a message that is being written. A value of more than 255 octets is cut. After
+/// the last option, the message needs the octet [`END`].
+pub fn put(message: &mut Vec<u8>, code: u8, value: &[u8]) {
+    let value = &value[..value.len().min(255)];
+    message.push(code);
+    message.push(u8::try_from(value.len()).unwrap_or(u8::MAX));
+    message.extend(value);
 }
 
 /// Options of a received message. The areas are the parts of the message that contain options, in
