@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -23,6 +24,10 @@ use clap::{Parser, Subcommand};
 pub use self::lease_agent::LeaseAgent;
 use self::logs::LogOptions;
 use crate::domain::leader_election::{DEFAULT_LEASE_SECONDS, LEASE_SECONDS};
+
+/// Longest time to establish a connection to the API server. An API server that is silent during
+/// the TLS handshake has no shorter limit.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Load-balancer addresses for guests of Harvester.
 #[derive(Debug, Parser)]
@@ -163,6 +168,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),
     }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    write!(std::io::stdout(), "{text}").context("cannot write to standard output")
 }
 
 /// Runs the agent of a network.

@@ -5,16 +5,12 @@ mod credentials;
 mod leases;
 mod serving;
 
-use std::io::Write as _;
-use std::time::Duration;
-
-use anyhow::Context as _;
 use chrono::Utc;
 use kube::{Client, ResourceExt as _};
 
 use self::serving::ServingPreview;
-use super::ConnectionOptions;
 use super::dhcp::NetworkArgs;
+use super::{ConnectionOptions, PATIENCE};
 use crate::api::LoadBalancer;
 use crate::domain::dhcp_lease::WantedAgent;
 use crate::domain::dhcp_lease::agent_name;
@@ -29,10 +25,6 @@ use crate::k8s::client;
 use crate::k8s::stored_objects::{self, ReadResult};
 use crate::k8s::takeover::TakeoverClient;
 use crate::metrics::Metrics;
-
-/// Longest time to establish a connection to the API server. An API server that is silent during
-/// the TLS handshake has no shorter limit.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Options of `preview`.
 #[derive(Clone, Debug, clap::Args)]
@@ -80,8 +72,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
         Err(_) => late.push("secrets"),
     }
     plan.unknown.extend(unread::sentences(&refusals.all(), &late));
-    let text = report::text(&plan, now.timestamp());
-    write!(std::io::stdout(), "{text}").context("cannot write to standard output")
+    super::print(&report::text(&plan, now.timestamp()))
 }
 
 /// Builds the plan: the addresses that LoadBalancers would have, and the writes that the operator

@@ -4,13 +4,10 @@
 
 mod execution;
 
-use std::io::Write as _;
-use std::time::Duration;
-
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 
 use self::execution::PlanExecution;
-use super::ConnectionOptions;
+use super::{ConnectionOptions, PATIENCE, print};
 use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::preview::unread;
 use crate::domain::takeover::forecast::forecast;
@@ -19,10 +16,6 @@ use crate::domain::takeover::steps::Direction;
 use crate::k8s::takeover::{NamespaceAndName, TakeoverClient};
 use crate::k8s::{client, stored_objects};
 use crate::metrics::Metrics;
-
-/// Longest time to establish a connection to the API server. An API server that is silent during
-/// the TLS handshake has no shorter limit.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Options of `takeover`.
 #[derive(Clone, Debug, clap::Args)]
@@ -126,8 +119,4 @@ fn namespace_and_name(text: &str) -> Result<NamespaceAndName, String> {
     let found = super::namespace_and_name(text).filter(|(_, name)| !name.contains('/'));
     let (namespace, name) = found.ok_or("must be namespace/name")?;
     Ok((namespace.to_owned(), name.to_owned()))
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    write!(std::io::stdout(), "{text}").context("cannot write to standard output")
 }

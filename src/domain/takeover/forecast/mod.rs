@@ -120,7 +120,8 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     for (claim, owner) in allocator.orphans(&index) {
         let Claim { pool, ip } = claim;
         let text = format!(
-            "{ip} is recorded for LoadBalancer {}, which does not have it: the operator releases it",
+            "{ip} is recorded for LoadBalancer {}, which does not have it: the operator releases \
+             it",
             owner.name
         );
         forecast.add(Effect::Repairs, format!("IPPool {pool}"), text);
