@@ -216,7 +216,9 @@ impl CredentialCommands {
         for _ in 0..ROUNDS {
             let steps = plan(guest, csi, token, &found)?;
             if self.dry_run {
-                would(&steps)?;
+                for step in &steps {
+                    print(&format!("would create {}\n", step.object))?;
+                }
                 return Ok(found);
             }
             let Some(step) = steps.first() else { return Ok(found) };
@@ -419,10 +421,6 @@ fn always_changed(guest: &GuestCluster) -> anyhow::Error {
 
 fn refused(why: String) -> RefusalReasons {
     RefusalReasons(vec![why])
-}
-
-fn would(steps: &[CreationStep]) -> anyhow::Result<()> {
-    steps.iter().try_for_each(|step| print(&format!("would create {}\n", step.object)))
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

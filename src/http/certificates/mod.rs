@@ -48,9 +48,9 @@ const PREVIOUS: &str = "previous-ca.crt";
 /// are dropped.
 const MOST_PREVIOUS: usize = 8;
 
-/// Parsed certificate.
+/// Parsed certificate, of an authority or of a server.
 #[derive(Clone, PartialEq, Eq)]
-struct ParsedCertificate {
+pub struct ParsedCertificate {
     pem: String,
     der: CertificateDer<'static>,
     not_after: Duration,
@@ -59,6 +59,13 @@ struct ParsedCertificate {
     name: Option<String>,
     names: BTreeSet<String>,
     key: Vec<u8>,
+}
+
+impl ParsedCertificate {
+    /// Whether a bundle in PEM contains the certificate.
+    pub fn is_in(&self, bundle: &[u8]) -> bool {
+        CertificateDer::pem_slice_iter(bundle).flatten().any(|der| der == self.der)
+    }
 }
 
 /// Certificate with its private key. `key` is `None` if the key is missing or belongs to another
@@ -154,7 +161,7 @@ impl CertificateMaterial {
 
     /// Facts from which the next step for the certificates is chosen. `ours`: authority that signed
     /// the certificate of this replica; `None` if this replica serves no valid certificate.
-    pub fn facts(&self, ours: Option<&TrustedAuthority>) -> CertificateSecret {
+    pub fn facts(&self, ours: Option<&ParsedCertificate>) -> CertificateSecret {
         let authority = |pair: &CertificatePair| StoredAuthority {
             not_after: pair.certificate.not_after,
             signs: pair.key.is_some() && pair.certificate.name.is_some(),
@@ -171,7 +178,7 @@ impl CertificateMaterial {
             previous: self.previous.iter().map(|ca| ca.not_after).collect(),
             knows_ours: ours.is_none_or(|ours| {
                 let next = self.next.iter().map(|pair| &pair.certificate);
-                next.chain(&self.previous).chain([ca]).any(|ca| ca.der == ours.0.der)
+                next.chain(&self.previous).chain([ca]).any(|ca| ca.der == ours.der)
             }),
         }
     }
@@ -185,8 +192,8 @@ impl CertificateMaterial {
 
     /// Authority that will replace the current authority as the signer of certificates. `None`: no
     /// such authority was made yet.
-    pub fn next(&self) -> Option<TrustedAuthority> {
-        self.next.as_ref().map(|pair| TrustedAuthority(pair.certificate.clone()))
+    pub fn next(&self) -> Option<ParsedCertificate> {
+        self.next.as_ref().map(|pair| pair.certificate.clone())
     }
 
     /// Returns two times since the Unix epoch: the expiry of the current authority, and the expiry
@@ -210,7 +217,7 @@ impl CertificateMaterial {
         let certified = CertifiedKey::from_der(chain, key, &provider).ok()?;
         Some(ServingIdentity {
             certified: Arc::new(certified),
-            authority: TrustedAuthority(ca.clone()),
+            authority: ca.clone(),
             not_after: serving.certificate.not_after.min(ca.not_after),
         })
     }
@@ -218,8 +225,8 @@ impl CertificateMaterial {
     /// Adds `ours` to the trusted authorities. `ours`: authority that signed the certificate which
     /// this replica serves.
     #[must_use]
-    pub fn remembering(mut self, ours: &TrustedAuthority) -> Self {
-        self.previous.insert(0, ours.0.clone());
+    pub fn remembering(mut self, ours: &ParsedCertificate) -> Self {
+        self.previous.insert(0, ours.clone());
         self.previous.truncate(MOST_PREVIOUS);
         self
     }
@@ -253,7 +260,7 @@ impl CertificateMaterial {
             .ok_or_else(|| CertificateError::new(NEXT.0, "missing or not valid"))?;
         let before = std::mem::replace(&mut self.ca, next);
         self.serving = Some(signed(&self.ca, now, names)?);
-        Ok(self.remembering(&TrustedAuthority(before.certificate)))
+        Ok(self.remembering(&before.certificate))
     }
 
     /// Removes previous authorities that have expired.
@@ -264,24 +271,13 @@ impl CertificateMaterial {
     }
 }
 
-/// Certificate of an authority.
-#[derive(Clone, PartialEq, Eq)]
-pub struct TrustedAuthority(ParsedCertificate);
-
-impl TrustedAuthority {
-    /// Whether a bundle in PEM contains the certificate.
-    pub fn is_in(&self, bundle: &[u8]) -> bool {
-        CertificateDer::pem_slice_iter(bundle).flatten().any(|der| der == self.0.der)
-    }
-}
-
 /// Serving certificate, and the authority that callers must trust to accept it.
 #[derive(Clone)]
 pub struct ServingIdentity {
     /// The certificate with its key.
     pub certified: Arc<CertifiedKey>,
     /// Authority that signed the certificate.
-    pub authority: TrustedAuthority,
+    pub authority: ParsedCertificate,
     /// Time since the Unix epoch at which the certificate or its authority expires, whichever
     /// expires first.
     pub not_after: Duration,

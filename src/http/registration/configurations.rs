@@ -20,7 +20,7 @@ use crate::domain::admission::webhook_configuration::{
     is_ours, needs_conversion, patch,
 };
 use crate::domain::limits::backoff::backoff;
-use crate::http::certificates::TrustedAuthority;
+use crate::http::certificates::ParsedCertificate;
 use crate::http::webhook;
 use crate::k8s::CallError;
 
@@ -211,7 +211,7 @@ impl Repairs {
 }
 
 /// Whether every configuration that calls this operator trusts the authority `ca`.
-pub(super) fn is_trusted(state: &RegistrarState, ca: &TrustedAuthority) -> bool {
+pub(super) fn is_trusted(state: &RegistrarState, ca: &ParsedCertificate) -> bool {
     WebhookObject::ALL.iter().all(|part| {
         // A missing configuration calls no server, so it needs to trust no authority.
         let Some(stored) = state.parts.get(part).and_then(Option::as_ref) else { return true };

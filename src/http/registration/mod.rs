@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::certificates::{
-    CertificateError, CertificateMaterial, ServingIdentity, TrustedAuthority,
+    CertificateError, CertificateMaterial, ParsedCertificate, ServingIdentity,
 };
 use super::tls::InUse;
 use crate::domain::admission::certificates::{
@@ -90,7 +90,7 @@ struct RegistrarState {
     owner_was_asked: bool,
     /// Authorities that every configuration trusts, each with the time at which this trust was
     /// first observed.
-    trusted: Vec<(TrustedAuthority, Instant)>,
+    trusted: Vec<(ParsedCertificate, Instant)>,
     repairs: Repairs,
     failures: u32,
 }
@@ -306,7 +306,7 @@ fn store_secret(state: &mut RegistrarState, secret: Option<VersionedSecret>) {
     state.secret = secret;
 }
 
-fn trusted_for(state: &RegistrarState, ca: &TrustedAuthority) -> Option<Duration> {
+fn trusted_for(state: &RegistrarState, ca: &ParsedCertificate) -> Option<Duration> {
     state.trusted.iter().find(|(known, _)| known == ca).map(|(_, since)| since.elapsed())
 }
 

@@ -48,7 +48,7 @@ pub enum InquirySubject {
 /// ARP questions about an address.
 #[derive(Clone, Debug)]
 pub struct AddressInquiry {
-    about: AnnouncedAddress,
+    pub about: AnnouncedAddress,
     subject: InquirySubject,
     /// Whether a question was sent, and the time for its answers is not over.
     pub waits: bool,
@@ -66,10 +66,6 @@ impl AddressInquiry {
 
     pub(super) fn is_announcer(&self, station: Mac) -> bool {
         self.about.by.contains(&station)
-    }
-
-    pub(super) fn is_about(&self, address: Ipv4Addr) -> bool {
-        self.about.address == address
     }
 }
 

@@ -356,7 +356,7 @@ impl DhcpClient {
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));
-        if self.inquiry.as_ref().is_some_and(|inquiry| inquiry.is_about(lease.address)) {
+        if self.inquiry.as_ref().is_some_and(|inquiry| inquiry.about.address == lease.address) {
             (self.inquiry, self.still) = (None, None);
         }
         self.held = Some(lease);
