@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::PartialObjectMeta;
 use kube::{Api, Resource as _, ResourceExt as _};
 use tokio::time::Instant;
 
@@ -111,13 +112,14 @@ async fn check_crd(
     known: &mut KnownCrd,
     pools: &LedgerHandle,
 ) -> Result<(), CallError> {
-    let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
-    let meta = crds.call_get_metadata(name).await?;
+    let metadata = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(ctx.client.clone());
+    let meta = metadata.call_get(name).await?;
     let may_write = known.written.is_none_or(|written| written.elapsed() >= AGAIN);
     let is_due = may_write && known.form.is_some_and(|form| repairs(ctx, form));
     if meta.resource_version().is_some_and(|version| version == known.version) && !is_due {
         return Ok(());
     }
+    let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
     let crd = crds.call_get(name).await?;
     let stored = serde_json::to_value(&crd).unwrap_or_default();
     let found = form(&stored);

@@ -12,15 +12,15 @@
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::ListParams;
+use kube::core::PartialObjectMeta;
 use kube::{Api, Resource, ResourceExt};
 use serde_json::json;
 
 use super::Context;
 use crate::api::LoadBalancer;
 use crate::domain::limits::backoff::backoff;
+use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
-use crate::k8s::{CallError, PAGE};
 
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 const STORED: &str = "v1beta1";
@@ -141,17 +141,12 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
 
 /// Namespace, name and resourceVersion of every LoadBalancer.
 async fn list(ctx: &Context) -> Result<Vec<(String, String, String)>, CallError> {
-    let api = Api::<LoadBalancer>::all(ctx.client.clone());
-    let mut params = ListParams::default().limit(PAGE);
+    let api = Api::<PartialObjectMeta<LoadBalancer>>::all(ctx.client.clone());
     let mut objects = Vec::new();
-    loop {
-        let page = api.call_list_metadata(&params).await?;
-        let goes_on = page.metadata.continue_.filter(|token| !token.is_empty());
-        objects.extend(page.items.into_iter().map(|lb| {
-            let version = lb.resource_version().unwrap_or_default();
-            (lb.namespace().unwrap_or_default(), lb.name_any(), version)
-        }));
-        let Some(token) = goes_on else { return Ok(objects) };
-        params = params.continue_token(&token);
-    }
+    api.list_each(|lb: PartialObjectMeta<LoadBalancer>| {
+        let version = lb.resource_version().unwrap_or_default();
+        objects.push((lb.namespace().unwrap_or_default(), lb.name_any(), version));
+    })
+    .await?;
+    Ok(objects)
 }

@@ -4,14 +4,14 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::core::{ObjectList, PartialObjectMeta};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::ObjectList;
 use kube::{Api, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::paging::{TRIES, with_page_deadline};
-use super::{CALL_DEADLINE, CallError};
+use super::{CALL_DEADLINE, CallError, PAGE};
 
 /// Name of a call in errors: for most calls, the HTTP method and the path of the request.
 #[derive(Debug)]
@@ -91,7 +91,15 @@ fn run_list<T>(
     run_call(whole, name, with_page_deadline(page, call))
 }
 
+/// Parameters of a deletion that fails with a conflict if the object has another UID or another
+/// resourceVersion. `None`: the deletion does not depend on this value.
+pub(super) fn only_if(uid: Option<&str>, version: Option<&str>) -> DeleteParams {
+    let (uid, resource_version) = (uid.map(str::to_owned), version.map(str::to_owned));
+    DeleteParams::default().preconditions(Preconditions { uid, resource_version })
+}
+
 /// Reads of the objects of one kind. Each method whose name begins with `call_` sends one call.
+/// `PartialObjectMeta` as the kind reads only metadata.
 pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     /// Client for the objects of the kind.
     fn api(&self) -> &Api<K>;
@@ -131,22 +139,23 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         }
     }
 
-    async fn call_get_metadata(&self, name: &str) -> Result<PartialObjectMeta<K>, CallError> {
-        let call = self.api().get_metadata(name);
-        run_call(self.deadline(), || self.name_call("GET", name), call).await
-    }
-
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
         let name = || ApiCall::new(format!("GET {}", self.api().resource_url()));
         run_list(self.deadline(), params, name, self.api().list(params)).await
     }
 
-    async fn call_list_metadata(
-        &self,
-        params: &ListParams,
-    ) -> Result<ObjectList<PartialObjectMeta<K>>, CallError> {
-        let name = || ApiCall::new(format!("GET {}", self.api().resource_url()));
-        run_list(self.deadline(), params, name, self.api().list_metadata(params)).await
+    /// Reads a consistent list page by page, with one call for each page. Calls `take` for each
+    /// object.
+    async fn list_each(&self, mut take: impl FnMut(K)) -> Result<(), CallError> {
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            let page = self.call_list(&params).await?;
+            page.items.into_iter().for_each(&mut take);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(()),
+            }
+        }
     }
 }
 
@@ -180,16 +189,6 @@ pub(super) trait ApiWrites<K: Resource + Clone + DeserializeOwned + fmt::Debug>:
     ) -> Result<K, CallError> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let call = self.api().patch(name, &params, &patch);
-        run_call(self.deadline(), || self.name_call("PATCH", name), call).await
-    }
-
-    async fn call_patch_metadata(
-        &self,
-        name: &str,
-        patch: &(impl Serialize + fmt::Debug),
-    ) -> Result<PartialObjectMeta<K>, CallError> {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let call = self.api().patch_metadata(name, &params, &patch);
         run_call(self.deadline(), || self.name_call("PATCH", name), call).await
     }
 

@@ -18,7 +18,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, RoleBinding, RoleRef, Subject as FullSubject,
 };
-use kube::api::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
+use kube::api::{GetParams, ListParams, PostParams};
 use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::CallError;
-use super::calls::{ApiCall, ApiCalls as _};
+use super::calls::{ApiCall, ApiCalls as _, only_if};
 use super::credentials::raw_within;
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
@@ -237,11 +237,7 @@ impl GuestCredentials {
     /// Deletes the object that `removal` names. Fails with a conflict if the UID or the
     /// resourceVersion of the object differs from that in `removal`.
     pub async fn remove(&self, removal: &ObjectRemoval) -> Result<(), CallError> {
-        let preconditions = Preconditions {
-            uid: Some(removal.uid.clone()),
-            resource_version: Some(removal.version.clone()),
-        };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let params = only_if(Some(&removal.uid), Some(&removal.version));
         let request = Request::new(place(&removal.object).0).delete(&removal.object.name, &params);
         self.send(request).await
     }

@@ -218,8 +218,8 @@ impl CredentialReader {
         name: &str,
         rotation: &str,
     ) -> Result<String, CallError> {
-        let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let secret = api.call_get_metadata(name).await?;
+        let api = Api::<PartialObjectMeta<Secret>>::namespaced(self.client.clone(), namespace);
+        let secret = api.call_get(name).await?;
         if secret.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
             let why = format!(
                 "Secret {namespace}/{name} belongs to another owner: it does not have the label \
@@ -238,16 +238,16 @@ impl CredentialReader {
     /// Names of the Secrets in `namespace` that have the label of the TokenRotation with the UID
     /// `rotation`.
     pub async fn made_by(&self, namespace: &str, rotation: &str) -> Result<Vec<String>, CallError> {
-        let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let api = Api::<PartialObjectMeta<Secret>>::namespaced(self.client.clone(), namespace);
         let labelled = ListParams::default().labels(&format!("{LABEL_ROTATION}={rotation}"));
-        let list = api.call_list_metadata(&labelled).await?;
+        let list = api.call_list(&labelled).await?;
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
     /// Names of all namespaces.
     pub async fn namespaces(&self) -> Result<Vec<String>, CallError> {
-        let api = Api::<Namespace>::all(self.client.clone());
-        let list = api.call_list_metadata(&ListParams::default()).await?;
+        let api = Api::<PartialObjectMeta<Namespace>>::all(self.client.clone());
+        let list = api.call_list(&ListParams::default()).await?;
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 

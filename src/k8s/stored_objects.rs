@@ -7,17 +7,17 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 
+use super::CallError;
 use super::calls::ApiCalls as _;
 use super::guard::Guard;
+use super::informer::key;
 use super::read_only::RefusedReads;
 use super::takeover::PATIENCE;
 use super::trimmed::TrimmedLb;
 use super::views::Views;
-use super::{CallError, PAGE};
 use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
 use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::load_balancer::facts;
@@ -171,28 +171,16 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
     let api = Api::<Guard<K>>::all(client.clone());
-    let mut params = ListParams::default().limit(PAGE);
     let mut items = Vec::new();
-    loop {
-        let page = api.within(PATIENCE).call_list(&params).await?;
-        for object in page.items {
-            match object.0 {
-                Ok(object) => items.push(object),
-                Err(misfit) => {
-                    let meta = &misfit.metadata;
-                    let namespace = meta.namespace.as_ref().map(|name| format!("{name}/"));
-                    let name = meta.name.clone().unwrap_or_default();
-                    let object =
-                        format!("{} {}{name}", K::kind(&()), namespace.unwrap_or_default());
-                    unreadable.push((object, misfit.to_string()));
-                }
-            }
+    let take = |object: Guard<K>| match object.0 {
+        Ok(object) => items.push(object),
+        Err(misfit) => {
+            let object = format!("{} {}", K::kind(&()), key(&misfit.metadata));
+            unreadable.push((object, misfit.to_string()));
         }
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(items),
-        }
-    }
+    };
+    api.within(PATIENCE).list_each(take).await?;
+    Ok(items)
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::api::ListParams;
 use kube::{Api, Resource, ResourceExt};
 
 use super::mailbox::LedgerHandle;
@@ -17,11 +16,11 @@ use crate::domain::LbFacts;
 use crate::domain::load_balancer::facts::{self, Project};
 use crate::domain::pools::allocator::{LoadBalancerIndex, PoolAllocator, PoolSeen};
 use crate::domain::pools::write_pacing::WritePace;
+use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::guard::Guard;
 use crate::k8s::read::ApiReader;
 use crate::k8s::trimmed::TrimmedLb;
-use crate::k8s::{CallError, PAGE};
 
 /// Longest time of each of two waits at the start of a term: first for the list of networks, then
 /// for the lists of objects that reserve addresses.
@@ -239,13 +238,6 @@ where
     K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let mut items = Vec::new();
-    let mut params = ListParams::default().limit(PAGE);
-    loop {
-        let page = api.call_list(&params).await?;
-        items.extend(page.items.into_iter().filter_map(|item| item.0.ok()));
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(items),
-        }
-    }
+    api.list_each(|item: Guard<K>| items.extend(item.0.ok())).await?;
+    Ok(items)
 }

@@ -4,18 +4,17 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::{StreamExt as _, stream};
-use kube::api::ListParams;
+use k8s_openapi::NamespaceResourceScope;
 use kube::core::{ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 
 use super::{PATIENCE, TakeoverClient, may_pass};
 use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use crate::domain::object_fields::finalizers::removal_patch;
 use crate::domain::takeover::steps::VM_FINALIZERS;
+use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
-use crate::k8s::{CallError, PAGE};
 
 /// Maximum number of objects whose finalizers are being removed at the same time. Also the maximum
 /// number of failed removals after which the others are still tried.
@@ -69,15 +68,12 @@ impl TakeoverClient {
     /// Removes [`VM_FINALIZERS`] from one object. Returns whether the object was changed.
     async fn release<K>(&self, meta: &ObjectMeta) -> anyhow::Result<bool>
     where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + DeserializeOwned
-            + std::fmt::Debug,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + std::fmt::Debug,
     {
         let (Some(namespace), Some(name)) = (&meta.namespace, &meta.name) else { return Ok(false) };
         let Some(patch) = removal_patch(meta, &VM_FINALIZERS) else { return Ok(false) };
-        let api = Api::<K>::namespaced(self.client.clone(), namespace);
-        match api.within(PATIENCE).call_patch_metadata(name, &patch).await {
+        let api = Api::<PartialObjectMeta<K>>::namespaced(self.client.clone(), namespace);
+        match api.within(PATIENCE).call_patch(name, &patch).await {
             Ok(_) => Ok(true),
             Err(CallError::Conflict(_) | CallError::NotFound(_)) => Ok(false),
             Err(error) => {
@@ -99,21 +95,17 @@ pub async fn count(client: &Client) -> anyhow::Result<usize> {
 /// served.
 async fn held<K>(client: &Client) -> anyhow::Result<Vec<ObjectMeta>>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug,
 {
     let api = Api::<PartialObjectMeta<K>>::all(client.clone());
-    let mut params = ListParams::default().limit(PAGE);
     let mut held = Vec::new();
-    loop {
-        let page = match api.within(PATIENCE).call_list(&params).await {
-            Err(CallError::NotFound(_)) => return Ok(held),
-            page => page?,
-        };
-        let metadata = page.items.into_iter().map(|object| object.metadata);
-        held.extend(metadata.filter(|meta| removal_patch(meta, &VM_FINALIZERS).is_some()));
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(held),
+    let take = |object: PartialObjectMeta<K>| {
+        if removal_patch(&object.metadata, &VM_FINALIZERS).is_some() {
+            held.push(object.metadata);
         }
+    };
+    match api.within(PATIENCE).list_each(take).await {
+        Ok(()) | Err(CallError::NotFound(_)) => Ok(held),
+        Err(error) => Err(error.into()),
     }
 }

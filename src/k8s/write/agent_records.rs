@@ -1,7 +1,6 @@
 //! Guarded writes by a network's agent: the status and the finalizers of the network's records
 //! (DHCPLeases).
 
-use kube::Resource as _;
 use serde_json::{Value, json};
 
 use super::ApiWriter;
@@ -18,10 +17,8 @@ impl ApiWriter {
         version: &str,
         status: &Value,
     ) -> Result<String, CallError> {
-        let list = DHCPLease::url_path(&(), Some(namespace));
         let patch = json!({"metadata": {"resourceVersion": version}, "status": status});
-        let meta =
-            self.patch::<DHCPLease>("DHCPLease", &list, name, &patch, Some("status")).await?;
+        let meta = self.patch::<DHCPLease>(Some(namespace), name, &patch, Some("status")).await?;
         Ok(meta.resource_version.unwrap_or_default())
     }
 
@@ -34,8 +31,7 @@ impl ApiWriter {
         version: &str,
         finalizers: &[String],
     ) -> Result<(), CallError> {
-        let list = DHCPLease::url_path(&(), Some(namespace));
         let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
-        self.patch::<DHCPLease>("DHCPLease", &list, name, &patch, None).await.map(drop)
+        self.patch::<DHCPLease>(Some(namespace), name, &patch, None).await.map(drop)
     }
 }

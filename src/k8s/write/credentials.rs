@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::Resource as _;
+use kube::api::{DeleteParams, PostParams};
 use kube::core::Request;
-use kube::{Api, Resource as _};
 use serde_json::{Value, json};
 
 use super::ApiWriter;
@@ -21,12 +21,9 @@ use crate::api::{
 };
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::object_fields::digest::sha256_hex;
-use crate::k8s::CallError;
-use crate::k8s::calls::ApiWrites as _;
+use crate::k8s::calls::{ApiWrites as _, only_if};
 use crate::k8s::credentials::{RawAnswer, raw};
-
-const ROTATION: &str = "TokenRotation";
-const SECRET: &str = "Secret";
+use crate::k8s::{CallError, count_write};
 
 /// Place of a value: a Secret, and the key under which the value is written.
 #[derive(Clone, Copy, Debug)]
@@ -81,9 +78,8 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<TokenRotation, CallError> {
-        self.check_leadership()?;
-        let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
-        self.count(ROTATION, api.call_patch_status(name, patch).await)
+        let api = self.leading::<TokenRotation>(namespace)?;
+        self.count::<TokenRotation, _>(api.call_patch_status(name, patch).await)
     }
 
     /// Applies the merge patch `patch` to a TokenRotation, without its status. Returns the changed
@@ -94,9 +90,8 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<TokenRotation, CallError> {
-        self.check_leadership()?;
-        let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
-        self.count(ROTATION, api.call_patch(name, patch).await)
+        let api = self.leading::<TokenRotation>(namespace)?;
+        self.count::<TokenRotation, _>(api.call_patch(name, patch).await)
     }
 
     /// Creates a TokenRotation. Fails with a conflict if a TokenRotation with that name exists.
@@ -105,10 +100,7 @@ impl ApiWriter {
         namespace: &str,
         rotation: &TokenRotation,
     ) -> Result<(), CallError> {
-        let list = TokenRotation::url_path(&(), Some(namespace));
-        let text = json!(rotation).to_string().into_bytes();
-        let request = Request::new(list).create(&PostParams::default(), text);
-        self.send::<TokenRotation>(ROTATION, request).await.map(drop)
+        self.create::<TokenRotation>(namespace, rotation).await.map(drop)
     }
 
     /// Deletes a TokenRotation. Fails with a conflict if the TokenRotation's UID is not `uid`.
@@ -119,10 +111,8 @@ impl ApiWriter {
         uid: &str,
     ) -> Result<(), CallError> {
         let list = TokenRotation::url_path(&(), Some(namespace));
-        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let request = Request::new(list).delete(name, &params);
-        self.send::<TokenRotation>(ROTATION, request).await.map(drop)
+        let request = Request::new(list).delete(name, &only_if(Some(uid), None));
+        self.send::<TokenRotation>(request).await.map(drop)
     }
 
     /// Creates a bound Secret, and returns the Secret's UID. Fails with a conflict if a Secret with
@@ -146,10 +136,7 @@ impl ApiWriter {
             secret["metadata"]["ownerReferences"] =
                 json!([{"apiVersion": api_version, "kind": kind, "name": name, "uid": uid}]);
         }
-        let list = Secret::url_path(&(), Some(namespace));
-        let text = secret.to_string().into_bytes();
-        let request = Request::new(&list).create(&PostParams::default(), text);
-        let meta = self.send::<Secret>(SECRET, request).await?;
+        let meta = self.create::<Secret>(namespace, &secret).await?;
         Ok(meta.uid.unwrap_or_default())
     }
 
@@ -170,7 +157,7 @@ impl ApiWriter {
         let request =
             Request::new(list).create_subresource("token", account, &PostParams::default(), text);
         let answer = raw(&self.client, request).await.and_then(RawAnswer::granted::<Value>);
-        let answer = self.count("TokenRequest", answer)?;
+        let answer = count_write(&self.metrics, "TokenRequest", answer)?;
         let token = answer["status"]["token"].as_str().unwrap_or_default();
         Ok(SecretText::trimmed(token.to_owned()))
     }
@@ -183,7 +170,6 @@ impl ApiWriter {
         at: SecretKeyRef<'_>,
         value: &SecretText,
     ) -> Result<(), CallError> {
-        let list = Secret::url_path(&(), Some(at.namespace));
         let text = value.reveal().as_bytes();
         let annotations = json!({ANNOTATION_HASH: sha256_hex(text)});
         let data = BTreeMap::from([(at.key, k8s_openapi::ByteString(text.to_vec()))]);
@@ -196,15 +182,13 @@ impl ApiWriter {
                 },
                 "data": data,
             });
-            let text = secret.to_string().into_bytes();
-            let request = Request::new(&list).create(&PostParams::default(), text);
-            return self.send::<Secret>(SECRET, request).await.map(drop);
+            return self.create::<Secret>(at.namespace, &secret).await.map(drop);
         }
         let patch = json!({
             "metadata": {"resourceVersion": at.version, "annotations": annotations},
             "data": data,
         });
-        self.patch::<Secret>(SECRET, &list, at.name, &patch, None).await.map(drop)
+        self.patch::<Secret>(Some(at.namespace), at.name, &patch, None).await.map(drop)
     }
 
     /// Deletes the bound Secret `name`, whatever its UID and resourceVersion are. Succeeds even if
@@ -212,7 +196,7 @@ impl ApiWriter {
     pub async fn delete_bound_secret(&self, namespace: &str, name: &str) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(&list).delete(name, &DeleteParams::default());
-        match self.send::<Secret>(SECRET, request).await {
+        match self.send::<Secret>(request).await {
             Err(CallError::NotFound(_)) => Ok(()),
             other => other.map(drop),
         }
@@ -228,20 +212,15 @@ impl ApiWriter {
         (key, value): (&str, &str),
     ) -> Result<(), CallError> {
         let patch = json!({"spec": {"template": {"metadata": {"annotations": {key: value}}}}});
-        let name = &workload.name;
+        let (namespace, name) = (Some(namespace), &workload.name);
         match workload.kind {
             WorkloadKind::Deployment => {
-                let list = Deployment::url_path(&(), Some(namespace));
-                self.patch::<Deployment>("Deployment", &list, name, &patch, None).await
+                self.patch::<Deployment>(namespace, name, &patch, None).await
             }
             WorkloadKind::StatefulSet => {
-                let list = StatefulSet::url_path(&(), Some(namespace));
-                self.patch::<StatefulSet>("StatefulSet", &list, name, &patch, None).await
+                self.patch::<StatefulSet>(namespace, name, &patch, None).await
             }
-            WorkloadKind::DaemonSet => {
-                let list = DaemonSet::url_path(&(), Some(namespace));
-                self.patch::<DaemonSet>("DaemonSet", &list, name, &patch, None).await
-            }
+            WorkloadKind::DaemonSet => self.patch::<DaemonSet>(namespace, name, &patch, None).await,
         }
         .map(drop)
     }

@@ -2,16 +2,12 @@
 //! annotations of their networks.
 
 use k8s_openapi::api::apps::v1::Deployment;
-use kube::api::{DeleteParams, Preconditions};
-use kube::{Api, Resource};
 use serde_json::Value;
 
 use super::{ApiWriter, typed};
 use crate::api::kubevirt::NetworkAttachmentDefinition;
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiWrites as _;
-
-const DEPLOYMENT: &str = "Deployment";
+use crate::k8s::calls::{ApiWrites as _, only_if};
 
 impl ApiWriter {
     /// Creates a Deployment. Returns the stored Deployment. Fails with a conflict if a Deployment
@@ -21,10 +17,8 @@ impl ApiWriter {
         namespace: &str,
         deployment: &Value,
     ) -> Result<Deployment, CallError> {
-        self.check_leadership()?;
-        let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
-        let written = api.call_create(&typed(DEPLOYMENT, deployment)?).await;
-        self.count(DEPLOYMENT, written)
+        let api = self.leading::<Deployment>(namespace)?;
+        self.count::<Deployment, _>(api.call_create(&typed(deployment)?).await)
     }
 
     /// Replaces the Deployment `name` with `deployment`. Returns the stored Deployment. Fails with
@@ -36,10 +30,8 @@ impl ApiWriter {
         name: &str,
         deployment: &Value,
     ) -> Result<Deployment, CallError> {
-        self.check_leadership()?;
-        let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
-        let written = api.call_replace(name, &typed(DEPLOYMENT, deployment)?).await;
-        self.count(DEPLOYMENT, written)
+        let api = self.leading::<Deployment>(namespace)?;
+        self.count::<Deployment, _>(api.call_replace(name, &typed(deployment)?).await)
     }
 
     /// Deletes a Deployment. Fails with a conflict if the Deployment's UID is not `uid`, or if its
@@ -51,16 +43,11 @@ impl ApiWriter {
         uid: &str,
         version: &str,
     ) -> Result<(), CallError> {
-        self.check_leadership()?;
-        let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
-        let only =
-            Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
-        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
-        self.count(DEPLOYMENT, api.call_delete(name, &params).await).map(drop)
+        let api = self.leading::<Deployment>(namespace)?;
+        let params = only_if(Some(uid), Some(version));
+        self.count::<Deployment, _>(api.call_delete(name, &params).await).map(drop)
     }
-}
 
-impl ApiWriter {
     /// Applies the merge patch `patch` to a NetworkAttachmentDefinition. The patch changes
     /// annotations.
     pub async fn patch_network(
@@ -69,8 +56,7 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<(), CallError> {
-        const KIND: &str = "NetworkAttachmentDefinition";
-        let list = NetworkAttachmentDefinition::url_path(&(), Some(namespace));
-        self.patch::<NetworkAttachmentDefinition>(KIND, &list, name, patch, None).await.map(drop)
+        let namespace = Some(namespace);
+        self.patch::<NetworkAttachmentDefinition>(namespace, name, patch, None).await.map(drop)
     }
 }

@@ -1,24 +1,19 @@
 //! Guarded writes of DHCPLeases (records): metadata and spec. The agents write the status.
 
-use kube::Api;
-use kube::ResourceExt;
-use kube::api::{DeleteParams, Preconditions};
+use kube::{Api, ResourceExt};
 use serde_json::Value;
 
 use super::ApiWriter;
 use crate::api::DHCPLease;
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiWrites as _;
-
-const RECORD: &str = "DHCPLease";
+use crate::k8s::calls::{ApiWrites as _, only_if};
 
 impl ApiWriter {
     /// Creates a record, and returns the stored record. Fails with a conflict if a record with that
     /// name exists.
     pub async fn create_record(&self, record: &DHCPLease) -> Result<DHCPLease, CallError> {
-        self.check_leadership()?;
-        let api = self.records(record);
-        self.count(RECORD, api.call_create(record).await)
+        let api = self.records(record)?;
+        self.count::<DHCPLease, _>(api.call_create(record).await)
     }
 
     /// Applies the merge patch `patch` to the record with the namespace and name of `record`.
@@ -28,22 +23,20 @@ impl ApiWriter {
         record: &DHCPLease,
         patch: &Value,
     ) -> Result<DHCPLease, CallError> {
-        self.check_leadership()?;
-        let (api, name) = (self.records(record), record.name_any());
-        self.count(RECORD, api.call_patch(&name, patch).await)
+        let api = self.records(record)?;
+        self.count::<DHCPLease, _>(api.call_patch(&record.name_any(), patch).await)
     }
 
     /// Deletes a record. Fails with a conflict if the stored UID or resourceVersion differs from
     /// that of `record`.
     pub async fn delete_record(&self, record: &DHCPLease) -> Result<(), CallError> {
-        self.check_leadership()?;
-        let only = Preconditions { uid: record.uid(), resource_version: record.resource_version() };
-        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
-        let (api, name) = (self.records(record), record.name_any());
-        self.count(RECORD, api.call_delete(&name, &params).await).map(drop)
+        let api = self.records(record)?;
+        let (uid, version) = (record.uid(), record.resource_version());
+        let params = only_if(uid.as_deref(), version.as_deref());
+        self.count::<DHCPLease, _>(api.call_delete(&record.name_any(), &params).await).map(drop)
     }
 
-    fn records(&self, record: &DHCPLease) -> Api<DHCPLease> {
-        Api::namespaced(self.client.clone(), &record.namespace().unwrap_or_default())
+    fn records(&self, record: &DHCPLease) -> Result<Api<DHCPLease>, CallError> {
+        self.leading(&record.namespace().unwrap_or_default())
     }
 }

@@ -4,8 +4,8 @@
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
 use kube::core::ObjectMeta;
-use kube::{Api, Resource};
 use serde_json::Value;
 
 use super::ApiWriter;
@@ -13,15 +13,13 @@ use crate::api::IPPool;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiWrites as _;
 
-const CRD: &str = "CustomResourceDefinition";
-
 impl ApiWriter {
     /// Creates an IPPool. Returns the stored IPPool. Fails with a conflict if an IPPool with that
     /// name exists.
     pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
         self.check_leadership()?;
         let api = Api::<IPPool>::all(self.client.clone());
-        self.count("IPPool", api.call_create(pool).await)
+        self.count::<IPPool, _>(api.call_create(pool).await)
     }
 
     /// Applies the merge patch `patch` to a ConfigMap. Returns the ConfigMap's new metadata.
@@ -31,15 +29,13 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<ObjectMeta, CallError> {
-        let list = ConfigMap::url_path(&(), Some(namespace));
-        self.patch::<ConfigMap>("ConfigMap", &list, name, patch, None).await
+        self.patch::<ConfigMap>(Some(namespace), name, patch, None).await
     }
 
     /// Applies the merge patch `patch` to a CustomResourceDefinition, without its status. Returns
     /// the new metadata.
     pub async fn patch_crd(&self, name: &str, patch: &Value) -> Result<ObjectMeta, CallError> {
-        let list = CustomResourceDefinition::url_path(&(), None);
-        self.patch::<CustomResourceDefinition>(CRD, &list, name, patch, None).await
+        self.patch::<CustomResourceDefinition>(None, name, patch, None).await
     }
 
     /// Applies the merge patch `patch` to a CustomResourceDefinition's status. Returns the new
@@ -49,7 +45,6 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<ObjectMeta, CallError> {
-        let list = CustomResourceDefinition::url_path(&(), None);
-        self.patch::<CustomResourceDefinition>(CRD, &list, name, patch, Some("status")).await
+        self.patch::<CustomResourceDefinition>(None, name, patch, Some("status")).await
     }
 }

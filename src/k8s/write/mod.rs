@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::HeaderValue;
 use http::header::ACCEPT;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::NamespaceResourceScope;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -61,8 +62,7 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<ObjectMeta, CallError> {
-        let list = LoadBalancer::url_path(&(), Some(namespace));
-        self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await
+        self.patch::<LoadBalancer>(Some(namespace), name, patch, None).await
     }
 
     /// Applies the merge patch `patch` to a LoadBalancer. The patch sets the condition that names
@@ -75,8 +75,7 @@ impl ApiWriter {
         patch: &Value,
     ) -> Result<(), CallError> {
         let lbs = Api::<LoadBalancer>::namespaced(self.client.clone(), namespace);
-        let written = lbs.call_patch(name, patch).await;
-        self.count("LoadBalancer", written).map(drop)
+        self.count::<LoadBalancer, _>(lbs.call_patch(name, patch).await).map(drop)
     }
 
     /// Adds claims to a pool, so that no leader allocates their addresses. Writes even when this
@@ -95,7 +94,7 @@ impl ApiWriter {
             "resourceVersion": stored.metadata.resource_version,
             "annotations": {ANNOTATION_KEEP_ORPHANS: why},
         }});
-        let marked = self.count("IPPool", pools.call_patch(name, &mark).await)?;
+        let marked = self.count::<IPPool, _>(pools.call_patch(name, &mark).await)?;
         let before = stored.status.clone().unwrap_or_default();
         let claims = json!({
             "metadata": {"resourceVersion": marked.metadata.resource_version},
@@ -106,7 +105,7 @@ impl ApiWriter {
             Err(CallError::NotFound(_)) => pools.call_patch(name, &claims).await,
             written => written,
         };
-        self.count("IPPool", written).map(drop)
+        self.count::<IPPool, _>(written).map(drop)
     }
 
     /// Applies the merge patch `patch` to an IPPool's metadata. Returns the new metadata.
@@ -115,8 +114,7 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<ObjectMeta, CallError> {
-        let list = IPPool::url_path(&(), None);
-        self.patch::<IPPool>("IPPool", &list, name, patch, None).await
+        self.patch::<IPPool>(None, name, patch, None).await
     }
 
     /// Changes a pool's status from `stored` to `desired`. `version` is the resourceVersion of the
@@ -138,10 +136,10 @@ impl ApiWriter {
             "status": status_diff(stored, desired),
         });
         if !self.plain_pools.load(Ordering::Relaxed) {
-            let list = IPPool::url_path(&(), None);
-            match self.patch::<IPPool>("IPPool", &list, name, &patch, Some("status")).await {
+            match self.patch::<IPPool>(None, name, &patch, Some("status")).await {
                 Err(CallError::NotFound(_)) => {
-                    Api::<IPPool>::all(self.client.clone()).call_get_metadata(name).await?;
+                    let pools = Api::<PartialObjectMeta<IPPool>>::all(self.client.clone());
+                    pools.call_get(name).await?;
                     tracing::info!("IPPool is served without a status subresource");
                     self.plain_pools.store(true, Ordering::Relaxed);
                 }
@@ -150,7 +148,7 @@ impl ApiWriter {
         }
         self.check_leadership()?;
         let pools = Api::<IPPool>::all(self.client.clone());
-        let written = self.count("IPPool", pools.call_patch(name, &patch).await)?;
+        let written = self.count::<IPPool, _>(pools.call_patch(name, &patch).await)?;
         let took = written.status.as_ref().is_some_and(|s| !differs(s, desired, true));
         if !took {
             tracing::info!("IPPool is served with a status subresource");
@@ -166,37 +164,55 @@ impl ApiWriter {
         self.plain_pools.load(Ordering::Relaxed)
     }
 
-    /// Sends the merge patch `patch` for the object `name`. `list` is the API path of the list that
-    /// contains the object, and `kind` is the object's kind in metrics. Returns the object's new
-    /// metadata.
+    /// Client for the objects of a kind in `namespace`. Fails if this process does not lead.
+    fn leading<K>(&self, namespace: &str) -> Result<Api<K>, CallError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        self.check_leadership()?;
+        Ok(Api::namespaced(self.client.clone(), namespace))
+    }
+
+    /// Creates `object` in `namespace`. Returns its metadata.
+    async fn create<K: Resource<DynamicType = ()>>(
+        &self,
+        namespace: &str,
+        object: &impl Serialize,
+    ) -> Result<ObjectMeta, CallError> {
+        let body = serde_json::to_vec(object).map_err(unserializable::<K>)?;
+        let request = Request::new(K::url_path(&(), Some(namespace)));
+        self.send::<K>(request.create(&PostParams::default(), body)).await
+    }
+
+    /// Sends the merge patch `patch` for the object `name`. `namespace: None`: the object is
+    /// cluster-scoped. Returns the object's new metadata.
     async fn patch<K: Resource<DynamicType = ()>>(
         &self,
-        kind: &'static str,
-        list: &str,
+        namespace: Option<&str>,
         name: &str,
         patch: &impl Serialize,
         subresource: Option<&str>,
     ) -> Result<ObjectMeta, CallError> {
-        let request = Request::new(list);
+        let request = Request::new(K::url_path(&(), namespace));
         let params = PatchParams::default();
         let patch = Patch::Merge(patch);
         let request = match subresource {
             None => request.patch(name, &params, &patch),
             Some(subresource) => request.patch_subresource(subresource, name, &params, &patch),
         };
-        self.send::<K>(kind, request).await
+        self.send::<K>(request).await
     }
 
     /// Sends a write, and returns the new metadata of the written object. The request asks the API
-    /// server for an answer with metadata only. `kind` is the object's kind in metrics.
+    /// server for an answer with metadata only.
     async fn send<K: Resource<DynamicType = ()>>(
         &self,
-        kind: &'static str,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<ObjectMeta, CallError> {
         self.check_leadership()?;
-        let mut request =
-            request.map_err(|error| CallError::not_sent(kind, kube::Error::BuildRequest(error)))?;
+        let mut request = request.map_err(|error| {
+            CallError::not_sent(&K::kind(&()), kube::Error::BuildRequest(error))
+        })?;
         let (method, uri) = (request.method().clone(), request.uri().clone());
         request.headers_mut().insert(
             ACCEPT,
@@ -206,7 +222,7 @@ impl ApiWriter {
         );
         let call = self.client.request::<PartialObjectMeta<K>>(request);
         let answer = run_call(CALL_DEADLINE, || ApiCall::of(&method, &uri), call).await;
-        self.count(kind, answer).map(|object| object.metadata)
+        self.count::<K, _>(answer).map(|object| object.metadata)
     }
 
     /// Fails if this process does not lead. Callers also use this check before each write to
@@ -215,16 +231,22 @@ impl ApiWriter {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
     }
 
-    fn count<T>(&self, kind: &str, answer: Result<T, CallError>) -> Result<T, CallError> {
-        count_write(&self.metrics, kind, answer)
+    /// Counts the write of an object of the kind `K` in the metrics. Returns `answer` unchanged.
+    fn count<K: Resource<DynamicType = ()>, T>(
+        &self,
+        answer: Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        count_write(&self.metrics, &K::kind(&()), answer)
     }
 }
 
-/// Object of type `K`, parsed from the JSON value `object`. `kind` is the name of the object in an
-/// error.
-fn typed<K: DeserializeOwned>(kind: &str, object: &Value) -> Result<K, CallError> {
-    K::deserialize(object)
-        .map_err(|error| CallError::not_sent(kind, kube::Error::SerdeError(error)))
+/// Object of type `K`, parsed from the JSON value `object`.
+fn typed<K: Resource<DynamicType = ()> + DeserializeOwned>(object: &Value) -> Result<K, CallError> {
+    K::deserialize(object).map_err(unserializable::<K>)
+}
+
+fn unserializable<K: Resource<DynamicType = ()>>(error: serde_json::Error) -> CallError {
+    CallError::not_sent(&K::kind(&()), kube::Error::SerdeError(error))
 }
 
 /// Whether a write of `desired` would change the status `stored`. If `plain` is true, the API

@@ -3,20 +3,14 @@
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::core::{ObjectMeta, Request};
-use kube::{Api, Resource};
+use kube::core::ObjectMeta;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{ApiWriter, typed};
 use crate::api::kubevirt::VirtualMachineInstance;
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiWrites as _;
-
-const SERVICE: &str = "Service";
-const SLICE: &str = "EndpointSlice";
-const VM: &str = "VirtualMachineInstance";
+use crate::k8s::calls::{ApiWrites as _, only_if};
 
 impl ApiWriter {
     /// Creates a Service. Returns the stored Service. Fails with a conflict if a Service with that
@@ -26,10 +20,8 @@ impl ApiWriter {
         namespace: &str,
         service: &Value,
     ) -> Result<Service, CallError> {
-        self.check_leadership()?;
-        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
-        let service = typed(SERVICE, service)?;
-        self.count(SERVICE, api.call_create(&service).await)
+        let api = self.leading::<Service>(namespace)?;
+        self.count::<Service, _>(api.call_create(&typed(service)?).await)
     }
 
     /// Applies the merge patch `patch` to a Service, without its status. Returns the changed
@@ -40,9 +32,8 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<Service, CallError> {
-        self.check_leadership()?;
-        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
-        self.count(SERVICE, api.call_patch(name, patch).await)
+        let api = self.leading::<Service>(namespace)?;
+        self.count::<Service, _>(api.call_patch(name, patch).await)
     }
 
     /// Applies the merge patch `patch` to the status and the annotations of a Service. Returns the
@@ -53,9 +44,8 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<Service, CallError> {
-        self.check_leadership()?;
-        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
-        self.count(SERVICE, api.call_patch_status(name, patch).await)
+        let api = self.leading::<Service>(namespace)?;
+        self.count::<Service, _>(api.call_patch_status(name, patch).await)
     }
 
     /// Deletes a Service. Fails with a conflict if the Service's UID is not `uid`, or if its
@@ -68,12 +58,9 @@ impl ApiWriter {
         uid: &str,
         version: &str,
     ) -> Result<Option<Service>, CallError> {
-        self.check_leadership()?;
-        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
-        let only =
-            Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
-        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
-        let answer = self.count(SERVICE, api.call_delete(name, &params).await)?;
+        let api = self.leading::<Service>(namespace)?;
+        let params = only_if(Some(uid), Some(version));
+        let answer = self.count::<Service, _>(api.call_delete(name, &params).await)?;
         // If the Service is gone, the answer is a status, or the Service's last state. If a
         // finalizer delays the deletion, the answer is the Service with its deletion time.
         Ok(answer.filter(|service| {
@@ -89,11 +76,7 @@ impl ApiWriter {
         namespace: &str,
         slice: &impl Serialize,
     ) -> Result<ObjectMeta, CallError> {
-        let list = EndpointSlice::url_path(&(), Some(namespace));
-        let body = serde_json::to_vec(slice)
-            .map_err(|error| CallError::not_sent(SLICE, kube::Error::SerdeError(error)))?;
-        let request = Request::new(list).create(&PostParams::default(), body);
-        self.send::<EndpointSlice>(SLICE, request).await
+        self.create::<EndpointSlice>(namespace, slice).await
     }
 
     /// Applies the merge patch `patch` to an EndpointSlice. Returns the EndpointSlice's new
@@ -104,8 +87,7 @@ impl ApiWriter {
         name: &str,
         patch: &impl Serialize,
     ) -> Result<ObjectMeta, CallError> {
-        let list = EndpointSlice::url_path(&(), Some(namespace));
-        self.patch::<EndpointSlice>(SLICE, &list, name, patch, None).await
+        self.patch::<EndpointSlice>(Some(namespace), name, patch, None).await
     }
 
     /// Deletes an EndpointSlice. Fails with a conflict if the EndpointSlice's resourceVersion is
@@ -116,11 +98,9 @@ impl ApiWriter {
         name: &str,
         version: &str,
     ) -> Result<(), CallError> {
-        self.check_leadership()?;
-        let api = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
-        let only = Preconditions { uid: None, resource_version: Some(version.to_owned()) };
-        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
-        self.count(SLICE, api.call_delete(name, &params).await).map(drop)
+        let api = self.leading::<EndpointSlice>(namespace)?;
+        let params = only_if(None, Some(version));
+        self.count::<EndpointSlice, _>(api.call_delete(name, &params).await).map(drop)
     }
 
     /// Applies the merge patch `patch` to a VirtualMachineInstance.
@@ -130,7 +110,6 @@ impl ApiWriter {
         name: &str,
         patch: &Value,
     ) -> Result<(), CallError> {
-        let list = VirtualMachineInstance::url_path(&(), Some(namespace));
-        self.patch::<VirtualMachineInstance>(VM, &list, name, patch, None).await.map(drop)
+        self.patch::<VirtualMachineInstance>(Some(namespace), name, patch, None).await.map(drop)
     }
 }
