@@ -66,7 +66,7 @@ impl GuestRemovals {
 }
 
 pub(super) async fn watch(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
+    let views = &at.views;
     let known = || lock(&views.index.removals).cluster_of.keys().cloned().collect();
     let on_event = |event: ObjectEvent<Machine>| match event {
         ObjectEvent::Listed(vm) | ObjectEvent::Changed(vm) => {
@@ -79,7 +79,7 @@ pub(super) async fn watch(at: InformerContext) {
         // granted, a LoadBalancer of a guest cluster that is being removed may get an address.
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let api = Api::<Machine>::all(client);
+    let api = Api::<Machine>::all(at.client.clone());
     let of_guests = format!("{LABEL_CREATOR}={NODE_DRIVER},{LABEL_GUEST_CLUSTER}");
     let config = Config::default().labels(&of_guests);
     informer::watch(api, config, &at.metrics, known, on_event).await;
@@ -89,11 +89,10 @@ impl Views {
     pub(super) fn set_machine(&self, vm: &str, cluster: Option<String>) {
         let changed = lock(&self.index.removals).set(vm, cluster);
         for (namespace, cluster) in changed {
-            let lbs = self.load_balancers.state_filter(|lb| {
+            self.enqueue_lbs_that(|lb| {
                 lb.namespace().as_deref() == Some(&namespace)
                     && facts::guest_cluster(lb).as_deref() == Some(&cluster)
             });
-            self.enqueue_lbs(lbs.iter().map(|lb| facts::name(lb)));
         }
     }
 }

@@ -5,7 +5,6 @@ use kube_runtime::watcher::Config;
 
 use super::{InformerContext, ViewPart, Views, lock};
 use crate::api::kubevirt::{HostNetworkConfig, HostNetworkConfigStatus};
-use crate::domain::load_balancer::facts;
 use crate::domain::network::host_links::HostLink;
 use crate::domain::vm_backends::listeners;
 use crate::k8s::guard::Guard;
@@ -15,10 +14,9 @@ use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key};
 pub(super) const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
 pub(super) async fn watch(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.index.host_links).configs().map(ToOwned::to_owned).collect();
+    let known = || lock(&at.views.index.host_links).configs().map(ToOwned::to_owned).collect();
     let on_event = |event| apply(&at, event);
-    let api = Api::<Guard<HostNetworkConfig>>::all(client);
+    let api = Api::<Guard<HostNetworkConfig>>::all(at.client.clone());
     informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
@@ -53,8 +51,7 @@ impl Views {
     /// lists, the leader reconciles all vm LoadBalancers in any case.
     pub(super) fn enqueue_vm_lbs_if(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
-            let vms = self.load_balancers.state_filter(listeners::is_vm);
-            self.enqueue_lbs(vms.iter().map(|lb| facts::name(lb)));
+            self.enqueue_lbs_that(listeners::is_vm);
         }
     }
 }

@@ -46,12 +46,6 @@ impl InfrastructureAddresses {
         lock(&self.0).is_node(address)
     }
 
-    /// A copy of the state: the objects that reserve addresses, each with the networks that it
-    /// reserves. A single address counts as a network with one address.
-    pub fn snapshot(&self) -> Infrastructure {
-        lock(&self.0).clone()
-    }
-
     /// Networks whose addresses every pool holds back, each with the object that reserves the
     /// network.
     pub fn held_back(&self) -> HeldBack {
@@ -100,7 +94,7 @@ pub(super) const INFRASTRUCTURE: u32 = ViewPart::Nodes as u32
 
 /// Watches the addresses of all Services.
 pub(super) async fn watch_services(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
+    let views = &at.views;
     let name = |object: &Reserved| match object {
         Reserved::ClusterIp(name) | Reserved::Ingress(name) | Reserved::OwnIngress(name) => {
             Some(name.clone())
@@ -122,7 +116,7 @@ pub(super) async fn watch_services(at: InformerContext) {
         ObjectEvent::Complete => at.done(ViewPart::Addresses),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let api = Api::<ServiceAddresses>::all(client);
+    let api = Api::<ServiceAddresses>::all(at.client.clone());
     informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
@@ -152,7 +146,7 @@ fn is_own(service: &ServiceAddresses) -> bool {
 /// before Kubernetes 1.33 does not serve ServiceCIDRs. There, only each Service's own addresses are
 /// known.
 pub(super) async fn watch_service_networks(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
+    let views = &at.views;
     let name = |object: &Reserved| match object {
         Reserved::ServiceNetwork(name) => Some(name.clone()),
         _ => None,
@@ -169,14 +163,14 @@ pub(super) async fn watch_service_networks(at: InformerContext) {
         ObjectEvent::Refused(status) if is_unserved(&status) => at.done(ViewPart::ServiceNetworks),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let api = Api::<ServiceCIDR>::all(client);
+    let api = Api::<ServiceCIDR>::all(at.client.clone());
     informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 /// Watches Harvester's management address. `namespace` is the operator's own namespace. On
 /// Harvester, this namespace is also the namespace of Harvester's Deployment.
 pub(super) async fn watch_management(at: InformerContext, namespace: String) {
-    let InformerContext { client, views, .. } = at.clone();
+    let views = &at.views;
     let name = format!("{namespace}/{MANAGEMENT}");
     let object = Reserved::Management(name.clone());
     let known = || HashSet::from([name.clone()]);
@@ -190,7 +184,7 @@ pub(super) async fn watch_management(at: InformerContext, namespace: String) {
         ObjectEvent::Complete => at.done(ViewPart::Management),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let api = Api::<ConfigMap>::namespaced(client, &namespace);
+    let api = Api::<ConfigMap>::namespaced(at.client.clone(), &namespace);
     let config = Config::default().fields(&format!("metadata.name={MANAGEMENT}"));
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }

@@ -18,7 +18,7 @@ use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
 use kube_runtime::watcher::Config;
 
-use super::{ChangeEvent, InformerContext, LEASING, ViewPart, Views, lock};
+use super::{InformerContext, LEASING, ViewPart, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp::ClientIdForm;
 use crate::domain::dhcp_lease::{self, AgentLease, DhcpDeclaration};
@@ -159,10 +159,7 @@ impl Views {
     /// Whether an agent serves the network. An agent serves its network from each renewal of its
     /// Lease until the duration of the Lease has passed.
     pub fn agent_serves(&self, network: &str) -> bool {
-        lock(&self.index.agents)
-            .0
-            .get(&agent_name(network))
-            .is_some_and(|agent| agent.serves(Instant::now()))
+        self.agent_of(network).is_some()
     }
 
     /// UID of the namespace kube-system, which identifies this cluster. `None`: the namespace was
@@ -196,8 +193,7 @@ impl Views {
         let waits = |lb: &LoadBalancer| {
             !facts::wants_pool(lb) && !facts::has_address(lb) && self.leasing_network(lb) == network
         };
-        let waiting = self.load_balancers.state_filter(waits);
-        self.enqueue_lbs(waiting.iter().map(|lb| key(lb.meta())));
+        self.enqueue_lbs_that(waits);
     }
 
     /// Enqueues the LoadBalancers whose leased address is in one of the networks.
@@ -248,18 +244,15 @@ impl Views {
 
     /// Enqueues every LoadBalancer that may have a leased address.
     pub(super) fn enqueue_leased_lbs(&self) {
-        for lb in self.load_balancers.state_filter(|lb| !facts::wants_pool(lb)) {
-            self.notify(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
-        }
+        self.enqueue_lbs_that(|lb| !facts::wants_pool(lb));
     }
 }
 
 pub(super) async fn watch_records(at: InformerContext, mut writer: StoreWriter<DHCPLease>) {
-    let InformerContext { client, views, metrics, .. } = at.clone();
-    let known = || store::keys(&views.records);
+    let known = || store::keys(&at.views.records);
     let on_event = |event| apply_record(&at, &mut writer, event);
-    let api = Api::<Guard<DHCPLease>>::all(client);
-    informer::watch_guarded(api, Config::default(), &metrics, known, on_event).await;
+    let api = Api::<Guard<DHCPLease>>::all(at.client.clone());
+    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 /// Applies an event of a record (DHCPLease) to the view, and enqueues the record's LoadBalancer.
@@ -288,7 +281,7 @@ pub(super) fn apply_record(
 }
 
 pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
-    let InformerContext { client, views, metrics, .. } = at.clone();
+    let views = &at.views;
     let known =
         || lock(&views.index.agents).0.keys().map(|name| format!("{namespace}/{name}")).collect();
     let on_event = |event| match event {
@@ -298,8 +291,8 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::Agents),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let api = Api::<Lease>::namespaced(client, &namespace);
-    informer::watch(api, Config::default(), &metrics, known, on_event).await;
+    let api = Api::<Lease>::namespaced(at.client.clone(), &namespace);
+    informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 impl AgentIndex {

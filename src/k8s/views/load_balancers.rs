@@ -44,11 +44,10 @@ impl Views {
 }
 
 pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalancer>) {
-    let InformerContext { client, views, metrics, .. } = at.clone();
-    let known = || known(&views);
+    let known = || known(&at.views);
     let on_event = |event| apply(&at, &mut writer, event);
-    let api = Api::<Guard<TrimmedLb>>::all(client);
-    informer::watch_guarded(api, Config::default(), &metrics, known, on_event).await;
+    let api = Api::<Guard<TrimmedLb>>::all(at.client.clone());
+    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 /// `namespace/name` of every LoadBalancer that exists, as far as observed: those in the view, and

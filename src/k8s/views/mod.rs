@@ -143,7 +143,8 @@ struct ViewIndexes {
     /// role has no right to list them. The value does not matter after the first complete list.
     vms_forbidden: AtomicBool,
     nodes: Mutex<HashMap<String, vms::KnownNode>>,
-    networks: Mutex<networks::NetworkIndex>,
+    /// Facts of all networks, by the `namespace/name` of the network.
+    networks: Mutex<HashMap<String, networks::NetworkFacts>>,
     /// Links of nodes for VLANs, from HostNetworkConfigs.
     host_links: Mutex<HostLinks>,
     pools: Mutex<pools::PoolIndex>,
@@ -260,7 +261,7 @@ impl Views {
     /// Whether the specs of all pools in the first list of pools were read. Until then, admission
     /// could accept a pool in conflict with a pool whose spec is not known.
     pub fn pools_are_read(&self) -> bool {
-        *self.synced.borrow() & ViewPart::PoolSpecs as u32 != 0
+        self.is_listed(ViewPart::PoolSpecs)
     }
 
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers. Such a list
@@ -398,7 +399,7 @@ impl Views {
     /// gone, no other LoadBalancer may get the address of `owner`. True before Services are listed,
     /// because there may be such a Service.
     pub fn is_served(&self, owner: &Owner) -> bool {
-        *self.synced.borrow() & ViewPart::Services as u32 == 0
+        !self.is_listed(ViewPart::Services)
             || self
                 .services
                 .of(&owner.name)

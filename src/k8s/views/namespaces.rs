@@ -6,18 +6,17 @@ use kube::{Api, ResourceExt};
 use kube_runtime::watcher::Config;
 
 use super::{InformerContext, ViewPart, Views, lock};
-use crate::api::{ANNOTATION_NAMESPACE_PROJECT, LoadBalancer};
-use crate::domain::load_balancer::facts::{self, Project};
+use crate::api::ANNOTATION_NAMESPACE_PROJECT;
+use crate::domain::load_balancer::facts::Project;
 use crate::k8s::informer::{self, ObjectEvent};
 
 /// Metadata of a namespace.
 pub(super) type NamespaceMetadata = PartialObjectMeta<Namespace>;
 
 pub(super) async fn watch(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.index.projects).keys().cloned().collect();
+    let known = || lock(&at.views.index.projects).keys().cloned().collect();
     let on_event = |event| apply(&at, event);
-    let api = Api::<NamespaceMetadata>::all(client);
+    let api = Api::<NamespaceMetadata>::all(at.client.clone());
     informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
@@ -64,8 +63,6 @@ impl Views {
     /// Enqueues the LoadBalancers of a namespace, because the namespace is new, has moved to
     /// another project or is gone. Other pools may serve these LoadBalancers now.
     fn enqueue_lbs_in_namespace(&self, namespace: &str) {
-        let is_there = |lb: &LoadBalancer| lb.namespace().as_deref() == Some(namespace);
-        let lbs = self.load_balancers.state_filter(is_there);
-        self.enqueue_lbs(lbs.iter().map(|lb| facts::name(lb)));
+        self.enqueue_lbs_that(|lb| lb.namespace().as_deref() == Some(namespace));
     }
 }

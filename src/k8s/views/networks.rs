@@ -1,7 +1,7 @@
 //! The view of NetworkAttachmentDefinitions: the bridge, VLAN, address range and DHCP settings of
 //! each network.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -14,11 +14,10 @@ use crate::api::kubevirt::{NetworkAttachmentDefinition, NetworkAttachmentDefinit
 use crate::api::{
     ANNOTATION_DHCP, ANNOTATION_DHCP_BROADCAST, ANNOTATION_DHCP_CLIENT_ID,
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_STATUS, ANNOTATION_DHCP_SUBNETS,
-    ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN, LoadBalancer,
+    ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN,
 };
 use crate::domain::dhcp_lease::{DhcpDeclaration, NetworkForm};
 use crate::domain::limits::text::{LONGEST_TEXT, LONGEST_WORD, cut};
-use crate::domain::load_balancer::facts;
 use crate::domain::network::NetworkAttachment;
 use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::k8s::guard::Guard;
@@ -56,10 +55,9 @@ struct NetworkRoute {
 }
 
 pub(super) async fn watch(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.index.networks).0.keys().cloned().collect();
+    let known = || lock(&at.views.index.networks).keys().cloned().collect();
     let on_event = |event| apply(&at, event);
-    let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
+    let api = Api::<Guard<NetworkAttachmentDefinition>>::all(at.client.clone());
     informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
@@ -98,74 +96,39 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDe
 
 impl Views {
     pub(super) fn set_network(&self, network: &NetworkAttachmentDefinition) {
-        let (name, facts) = (key(network.meta()), known(network));
-        let change = lock(&self.index.networks).set(&name, Some(facts));
-        self.notify_of_network(&name, change);
+        self.replace_network(&key(network.meta()), Some(known(network)));
     }
 
     pub(super) fn remove_network(&self, network: &str) {
-        let change = lock(&self.index.networks).set(network, None);
-        self.notify_of_network(network, change);
+        self.replace_network(network, None);
     }
 
-    /// Enqueues the LoadBalancers that depend on the changed facts of `network`. `change` shows
-    /// which facts have changed. Reports a changed bridge or VLAN as [`ChangeEvent::Networks`].
-    fn notify_of_network(&self, network: &str, change: NetworkChange) {
-        if change.attachment {
-            let users = self.load_balancers.state_filter(|lb: &LoadBalancer| {
+    /// Stores the facts of `network`. `new: None`: the network is gone. Enqueues the LoadBalancers
+    /// that depend on the changed facts. Reports a changed bridge or VLAN as
+    /// [`ChangeEvent::Networks`].
+    fn replace_network(&self, network: &str, new: Option<NetworkFacts>) {
+        let mut networks = lock(&self.index.networks);
+        let old = networks.remove(network);
+        let (before, now) = (old.as_ref(), new.as_ref());
+        let attachment = |facts: &NetworkFacts| facts.attachment.clone();
+        let other_attachment = before.and_then(attachment) != now.and_then(attachment);
+        let other_range = before.and_then(|old| old.range) != now.and_then(|new| new.range);
+        let other_declaration =
+            before.map(|old| &old.declaration) != now.map(|new| &new.declaration);
+        networks.extend(new.map(|new| (network.to_owned(), new)));
+        drop(networks);
+        if other_attachment {
+            self.enqueue_lbs_that(|lb| {
                 lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
             });
-            self.enqueue_lbs(users.iter().map(|lb| facts::name(lb)));
             self.notify(ChangeEvent::Networks);
         }
-        if change.range {
+        if other_range {
             self.enqueue_vm_lbs_on(network);
         }
-        if change.range || change.declaration {
+        if other_range || other_declaration {
             self.enqueue_lbs_leasing_on(network);
         }
-    }
-}
-
-/// Facts of all networks, by the `namespace/name` of the network.
-#[derive(Default)]
-pub(super) struct NetworkIndex(HashMap<String, NetworkFacts>);
-
-/// Flags that show which facts of a network have changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct NetworkChange {
-    attachment: bool,
-    range: bool,
-    declaration: bool,
-}
-
-impl NetworkIndex {
-    /// Facts of a network. `None`: the network does not exist, or was not observed yet.
-    pub(super) fn get(&self, network: &str) -> Option<&NetworkFacts> {
-        self.0.get(network)
-    }
-
-    /// All networks: the `namespace/name` and the facts of each.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &NetworkFacts)> {
-        self.0.iter()
-    }
-
-    /// Stores the facts of a network. `new: None`: the network is gone. Returns which facts have
-    /// changed.
-    fn set(&mut self, network: &str, new: Option<NetworkFacts>) -> NetworkChange {
-        let old = self.0.get(network);
-        let attachment = |facts: &NetworkFacts| facts.attachment.clone();
-        let change = NetworkChange {
-            attachment: old.and_then(attachment) != new.as_ref().and_then(attachment),
-            range: old.and_then(|old| old.range) != new.as_ref().and_then(|new| new.range),
-            declaration: old.map(|old| &old.declaration)
-                != new.as_ref().map(|new| &new.declaration),
-        };
-        match new {
-            Some(new) => drop(self.0.insert(network.to_owned(), new)),
-            None => drop(self.0.remove(network)),
-        }
-        change
     }
 }
 

@@ -13,6 +13,7 @@ use kube_runtime::reflector::ObjectRef;
 use super::{Views, lock};
 use crate::api::LoadBalancer;
 use crate::domain::Owner;
+use crate::domain::load_balancer::facts;
 use crate::domain::vm_backends::selector_index::LbKey;
 
 /// A change of observed objects that the leader must handle.
@@ -87,6 +88,12 @@ impl Views {
                 self.notify(ChangeEvent::LoadBalancer(ObjectRef::new(name).within(namespace)));
             }
         }
+    }
+
+    /// Enqueues the LoadBalancers in the view that `is_concerned` selects.
+    pub(super) fn enqueue_lbs_that(&self, is_concerned: impl Fn(&LoadBalancer) -> bool) {
+        let lbs = self.load_balancers.state_filter(is_concerned);
+        self.enqueue_lbs(lbs.iter().map(|lb| facts::name(lb)));
     }
 
     /// Enqueues the LoadBalancers that select a VM which reports an address in one of the networks.

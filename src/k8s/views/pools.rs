@@ -134,17 +134,16 @@ impl PoolIndex {
 }
 
 pub(super) async fn watch(at: InformerContext) {
-    let InformerContext { client, views, metrics, .. } = at.clone();
     let changed = Notify::new();
-    let known = || lock(&views.index.pools).0.keys().cloned().collect();
+    let known = || lock(&at.views.index.pools).0.keys().cloned().collect();
     let on_event = |event| {
         if apply(&at, event) {
             changed.notify_one();
         }
     };
-    let api = Api::<PoolMetadata>::all(client.clone());
+    let api = Api::<PoolMetadata>::all(at.client.clone());
     tokio::join!(
-        informer::watch(api, Config::default(), &metrics, known, on_event),
+        informer::watch(api, Config::default(), &at.metrics, known, on_event),
         read(&at, &changed)
     );
 }

@@ -7,7 +7,6 @@
 //! one. The crate `multi_index_map` would replace the two maps here, but not the comparison of
 //! versions.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -67,10 +66,10 @@ impl<T> OwnedIndex<T> {
     fn remove(&mut self, key: &str) -> Option<String> {
         let (_, name) = split_key(key);
         let lb = self.lb_of.remove(key)?;
-        if let Entry::Occupied(mut list) = self.by_lb.entry(lb.clone()) {
-            list.get_mut().retain(|entry| entry.name != name);
-            if list.get().is_empty() {
-                list.remove();
+        if let Some(list) = self.by_lb.get_mut(&lb) {
+            list.retain(|entry| entry.name != name);
+            if list.is_empty() {
+                self.by_lb.remove(&lb);
             }
         }
         Some(lb)
@@ -183,10 +182,9 @@ fn key_beside(lb: &str, name: &str) -> String {
 }
 
 pub(super) async fn watch_services(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
-    let known = || views.services.keys();
+    let known = || at.views.services.keys();
     let on_event = |event| apply_service(&at, event);
-    let api = Api::<Service>::all(client);
+    let api = Api::<Service>::all(at.client.clone());
     let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true"));
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
@@ -235,10 +233,9 @@ impl Views {
 }
 
 pub(super) async fn watch_slices(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
-    let known = || views.slices.keys();
+    let known = || at.views.slices.keys();
     let on_event = |event| apply_slice(&at, event);
-    let api = Api::<LazyObject<EndpointSlice>>::all(client);
+    let api = Api::<LazyObject<EndpointSlice>>::all(at.client.clone());
     let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true"));
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }

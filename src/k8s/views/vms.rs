@@ -8,7 +8,6 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use kube::{Api, ResourceExt};
-use kube_runtime::reflector::ObjectRef;
 use kube_runtime::watcher::Config;
 
 use super::host_links::CONTROL_PLANE;
@@ -28,10 +27,9 @@ use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, is_unserved, split_key};
 
 pub(super) async fn watch_vms(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.index.vms).vms().map(|(key, _)| key.to_owned()).collect();
+    let known = || lock(&at.views.index.vms).vms().map(|(key, _)| key.to_owned()).collect();
     let on_event = |event| apply_vm(&at, event);
-    let api = Api::<Guard<VirtualMachineInstance>>::all(client);
+    let api = Api::<Guard<VirtualMachineInstance>>::all(at.client.clone());
     informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
@@ -67,10 +65,9 @@ pub(super) fn apply_vm(at: &InformerContext, event: ObjectEvent<VirtualMachineIn
 }
 
 pub(super) async fn watch_pods(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.index.vms).pod_names().map(ToOwned::to_owned).collect();
+    let known = || lock(&at.views.index.vms).pod_names().map(ToOwned::to_owned).collect();
     let on_event = |event| apply_pod(&at, event);
-    let api = Api::<LauncherPod>::all(client);
+    let api = Api::<LauncherPod>::all(at.client.clone());
     let label = format!("{}={}", LAUNCHER.0, LAUNCHER.1);
     let config = Config::default().labels(&label);
     informer::watch(api, config, &at.metrics, known, on_event).await;
@@ -89,7 +86,7 @@ pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
         }
         ObjectEvent::Gone(key, _) => {
             let (namespace, name) = split_key(&key);
-            let affected = lock(&views.index.vms).remove_pod(namespace, name);
+            let affected = lock(&views.index.vms).set_pod(namespace, name, None);
             views.enqueue_lbs_of_changed_vms(affected);
         }
         ObjectEvent::Complete => at.done(ViewPart::Pods),
@@ -98,7 +95,7 @@ pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
 }
 
 pub(super) async fn watch_nodes(at: InformerContext) {
-    let InformerContext { client, views, .. } = at.clone();
+    let views = &at.views;
     let known = || lock(&views.index.nodes).keys().cloned().collect();
     let on_event = |event| match event {
         ObjectEvent::Listed(node) | ObjectEvent::Changed(node) => views.set_node(&node),
@@ -106,7 +103,7 @@ pub(super) async fn watch_nodes(at: InformerContext) {
         ObjectEvent::Complete => at.done(ViewPart::Nodes),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let api = Api::<Node>::all(client);
+    let api = Api::<Node>::all(at.client.clone());
     informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
@@ -154,8 +151,7 @@ impl Views {
     pub(super) fn enqueue_pool_lbs_asking_vms(&self) {
         let asks =
             |lb: &LoadBalancer| facts::wants_pool(lb) && facts::asks_vms_for_network(lb).is_some();
-        let lbs = self.load_balancers.state_filter(asks);
-        self.enqueue_lbs(lbs.iter().map(|lb| facts::name(lb)));
+        self.enqueue_lbs_that(asks);
     }
 
     pub(super) fn set_node(&self, node: &Node) {
@@ -223,8 +219,6 @@ impl Views {
         for vm in self.moved() {
             self.notify(ChangeEvent::Moved(vm));
         }
-        for lb in self.load_balancers.state_filter(listeners::is_vm) {
-            self.notify(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
-        }
+        self.enqueue_lbs_that(listeners::is_vm);
     }
 }

@@ -133,7 +133,7 @@ impl LabelIndex {
     }
 
     /// Stores a new or changed pod. Returns the LoadBalancers whose endpoints may change. `pod`:
-    /// `None` if the pod does not run a VM. The pod is then removed from the index.
+    /// `None` if the pod is gone, or does not run a VM. The pod is then removed from the index.
     pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<VmPod>) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let Some(pod) = pod else { return self.drop_pod(&key) };
@@ -154,11 +154,6 @@ impl LabelIndex {
         }
         affected.extend(self.lbs_of(&vm));
         affected
-    }
-
-    /// Removes a pod. Returns the LoadBalancers whose endpoints may change.
-    pub fn remove_pod(&mut self, namespace: &str, name: &str) -> Vec<LbKey> {
-        self.drop_pod(&qualified(namespace, name))
     }
 
     /// Stores a LoadBalancer with its selector. Returns whether the selector is new or has changed.

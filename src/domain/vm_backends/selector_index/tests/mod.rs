@@ -138,7 +138,7 @@ fn a_change_without_effect_wakes_no_load_balancer() {
     assert_eq!(keys(&index.set_pod("ns", "p", Some(launcher))), [] as [&str; 0]);
     assert_eq!(keys(&index.set_pod("ns", "q", Some(pod("q", "other")))), [] as [&str; 0]);
     assert_eq!(keys(&index.set_pod("ns", "q", None)), [] as [&str; 0]);
-    assert_eq!(keys(&index.remove_pod("ns", "unknown")), [] as [&str; 0]);
+    assert_eq!(keys(&index.set_pod("ns", "unknown", None)), [] as [&str; 0]);
     assert_eq!(keys(&index.set_vm("ns", "a", &labels(&[]), vm("v"))), ["ns/lb"], "it leaves");
     assert_eq!(keys(&index.remove_vm("ns", "a")), [] as [&str; 0]);
     assert_eq!(keys(&index.remove_vm("ns", "a")), [] as [&str; 0]);
@@ -174,8 +174,8 @@ fn a_restart_under_the_same_name_has_its_own_pods() {
     assert_eq!(members(&index, "lb"), [("a".to_owned(), vec!["p-old".to_owned()])]);
     assert_eq!(keys(&index.set_vm("ns", "a", &web, vm("new"))), ["ns/lb"]);
     assert_eq!(members(&index, "lb"), [("a".to_owned(), vec!["p-new".to_owned()])]);
-    assert_eq!(keys(&index.remove_pod("ns", "p-old")), [] as [&str; 0], "of no VM any more");
-    assert_eq!(keys(&index.remove_pod("ns", "p-new")), ["ns/lb"]);
+    assert_eq!(keys(&index.set_pod("ns", "p-old", None)), [] as [&str; 0], "of no VM any more");
+    assert_eq!(keys(&index.set_pod("ns", "p-new", None)), ["ns/lb"]);
     assert_eq!(index.sizes(), [1, 1, 1, 0, 0, 1]);
 }
 

@@ -145,13 +145,9 @@ fn carry_out(step: Step, index: &mut LabelIndex, model: &mut Model) -> Vec<LbKey
             model.pods.insert(at, pod.clone());
             index.set_pod(name(at).0, &name(at).1, Some(pod))
         }
-        Step::RunsNoVm(at) => {
+        Step::RunsNoVm(at) | Step::RemovePod(at) => {
             model.pods.remove(&at);
             index.set_pod(name(at).0, &name(at).1, None)
-        }
-        Step::RemovePod(at) => {
-            model.pods.remove(&at);
-            index.remove_pod(name(at).0, &name(at).1)
         }
         Step::SetLb(at, selector) => {
             let news = model.lbs.get(&at) != Some(&selector);
