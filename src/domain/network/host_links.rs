@@ -50,10 +50,8 @@ impl HostLinks {
     /// HostNetworkConfig was deleted. Returns whether the stored link changed.
     pub fn set(&mut self, config: &str, made: Option<HostLink>) -> bool {
         match made {
-            Some(made) if self.configs.get(config) == Some(&made) => false,
             Some(made) => {
-                self.configs.insert(config.to_owned(), made);
-                true
+                self.configs.insert(config.to_owned(), made.clone()).as_ref() != Some(&made)
             }
             None => self.configs.remove(config).is_some(),
         }

@@ -38,14 +38,13 @@ pub(crate) fn with_condition(
         .filter(|old| old.status == new.status)
         .and_then(|old| old.last_transition_time.clone())
         .unwrap_or_else(|| now.to_owned());
-    let type_ = new.type_.clone();
     let new = Condition {
         last_update_time: Some(now.to_owned()),
         last_transition_time: Some(transition),
         ..new
     };
     let mut list: Vec<Condition> = list.to_vec();
-    match list.iter_mut().find(|c| c.type_ == type_) {
+    match list.iter_mut().find(|c| c.type_ == new.type_) {
         Some(slot) => *slot = new,
         None => list.push(new),
     }

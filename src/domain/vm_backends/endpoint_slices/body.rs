@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::endpoints::{AddressFamily, VmEndpoint};
 use super::super::lb_identity::{LbIdentity, owner_reference};
@@ -20,8 +20,9 @@ const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Body of a request that writes an EndpointSlice.
 #[derive(Debug, Serialize)]
 pub struct SliceBody<'a> {
+    /// JSON object with all other fields.
     #[serde(flatten)]
-    head: Map<String, Value>,
+    head: Value,
     endpoints: Vec<EndpointBody<'a>>,
 }
 
@@ -101,9 +102,6 @@ pub fn patch<'a>(
 }
 
 fn body<'a>(lb: LbIdentity<'a>, head: Value, endpoints: &'a [VmEndpoint]) -> SliceBody<'a> {
-    let Value::Object(head) = head else {
-        return SliceBody { head: Map::new(), endpoints: Vec::new() };
-    };
     SliceBody { head, endpoints: endpoints.iter().map(|endpoint| of(lb, endpoint)).collect() }
 }
 

@@ -29,7 +29,6 @@ use super::lb_identity::{LbIdentity, owner_reference};
 use super::ports::{EndpointPort, ListenerPort};
 use crate::network::NetworkAttachment;
 use crate::network::host_links::NetworkReach;
-use announcement_delay::AnnouncementStep;
 pub use announcement_delay::{HELD_UNTIL, IGNORED, NOT_ANNOUNCED, delay_announcement};
 use api::{DHCP_ADDRESS, LABEL_SERVICE_LB};
 pub use ineffective_settings::{SettingMisfit, misfit};
@@ -268,12 +267,7 @@ pub fn plan(
     if let Some(patch) = patch(stored, wanted) {
         return ServicePlan::Change(patch);
     }
-    match announcement_delay::next_step(stored, &wanted.asked(), now) {
-        Some(AnnouncementStep::WriteAddress(patch)) => ServicePlan::ChangeStatus(patch),
-        Some(AnnouncementStep::Wait(left)) => ServicePlan::DelayAnnouncement(left),
-        Some(AnnouncementStep::Announce(patch)) => ServicePlan::Change(patch),
-        None => ServicePlan::Keep,
-    }
+    announcement_delay::next_step(stored, &wanted.asked(), now)
 }
 
 /// Whether the Service has another address family than the wanted one.
@@ -397,22 +391,11 @@ fn patch(stored: &StoredService, wanted: &WantedService<'_>) -> Option<Value> {
     if stored.has_selector {
         spec.insert("selector".to_owned(), Value::Null);
     }
-    let is_same = |port: &StoredPort, listener: &ListenerPort| {
-        (port.name.as_str(), port.protocol.as_str(), port.port, port.target)
-            == (
-                listener.name.as_str(),
-                listener.protocol.as_str(),
-                i32::from(listener.port),
-                Some(listener.backend_port),
-            )
-    };
-    let same = stored.ports.len() == wanted.listeners.len()
-        && stored
-            .ports
-            .iter()
-            .zip(wanted.listeners)
-            .all(|(port, listener)| is_same(port, listener));
-    if !same {
+    let of_service = stored.ports.iter().map(|p| (&p.name, &p.protocol, p.port, p.target));
+    let of_listeners = wanted.listeners.iter();
+    let of_listeners =
+        of_listeners.map(|l| (&l.name, &l.protocol, i32::from(l.port), Some(l.backend_port)));
+    if !of_service.eq(of_listeners) {
         let with_node_port = |listener: &ListenerPort| {
             let before = stored.ports.iter().find(|port| {
                 port.port == i32::from(listener.port) && port.protocol == listener.protocol

@@ -229,14 +229,12 @@ fn endpoint(endpoint: &FullEndpoint) -> Option<VmEndpoint> {
 
 /// Whether an endpoint has only fields and values that this operator would write.
 fn is_plain(endpoint: &FullEndpoint) -> bool {
-    let conditions = endpoint.conditions.as_ref();
-    let ready = conditions.and_then(|c| c.ready);
-    let serving = conditions.and_then(|c| c.serving);
-    let terminating = conditions.and_then(|c| c.terminating);
-    let consistent = match (ready, serving, terminating) {
-        (Some(ready), Some(serving), Some(terminating)) => ready == (serving && !terminating),
-        _ => false,
-    };
+    let consistent = endpoint.conditions.as_ref().is_some_and(|conditions| {
+        match (conditions.ready, conditions.serving, conditions.terminating) {
+            (Some(ready), Some(serving), Some(terminating)) => ready == (serving && !terminating),
+            _ => false,
+        }
+    });
     consistent
         && endpoint.addresses.len() == 1
         && endpoint.hints.is_none()

@@ -60,11 +60,10 @@ pub fn moment<'a>(
         *last = passed.max(*last);
         *first = since.into_iter().chain(*first).min();
     }
-    let silent: Vec<(Duration, Duration)> = vms
+    let silent = vms
         .values()
-        .filter_map(|(last, first)| Some((*last, (*first).filter(|first| last <= first)?)))
-        .collect();
-    let (mut begins, mut ends): (Vec<_>, Vec<_>) = silent.iter().copied().unzip();
+        .filter_map(|(last, first)| Some((*last, (*first).filter(|first| last <= first)?)));
+    let (mut begins, mut ends): (Vec<_>, Vec<_>) = silent.unzip();
     begins.sort_unstable();
     ends.sort_unstable();
     // If VMs fell silent together, the last success of each VM is earlier than the first failure of

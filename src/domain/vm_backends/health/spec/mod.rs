@@ -89,7 +89,6 @@ pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
 }
 
 fn read(asked: &HealthCheck, port: u16) -> Result<CheckSettings, HealthSpecFault> {
-    let whole = |field, value, default, most| amount(field, value, default, most);
     let seconds = |field, value, default, most: Duration| {
         let most = u32::try_from(most.as_secs()).unwrap_or(u32::MAX);
         amount(field, value, default, most).map(|s| Duration::from_secs(s.into()))
@@ -97,8 +96,8 @@ fn read(asked: &HealthCheck, port: u16) -> Result<CheckSettings, HealthSpecFault
     Ok(CheckSettings {
         probe: probe(asked)?,
         port,
-        success_threshold: whole("successThreshold", asked.success_threshold, 1, MOST_IN_A_ROW)?,
-        failure_threshold: whole("failureThreshold", asked.failure_threshold, 3, MOST_IN_A_ROW)?,
+        success_threshold: amount("successThreshold", asked.success_threshold, 1, MOST_IN_A_ROW)?,
+        failure_threshold: amount("failureThreshold", asked.failure_threshold, 3, MOST_IN_A_ROW)?,
         period: seconds("periodSeconds", asked.period_seconds, 5, LONGEST_PERIOD)?,
         timeout: seconds("timeoutSeconds", asked.timeout_seconds, 3, LONGEST_TIMEOUT)?,
     })

@@ -15,7 +15,7 @@
 use chrono::{DateTime, FixedOffset, TimeDelta};
 use serde_json::{Value, json};
 
-use super::{ASKED_ADDRESS, StoredPort, StoredService};
+use super::{ASKED_ADDRESS, ServicePlan, StoredPort, StoredService};
 use crate::object_fields::rfc3339;
 use api::DHCP_ADDRESS;
 
@@ -32,41 +32,32 @@ pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 /// once a second (`minSyncPeriod`), and a write takes a part of a second.
 const DELAY: TimeDelta = TimeDelta::seconds(2);
 
-/// Next step for a Service whose announcement is delayed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum AnnouncementStep {
-    /// Write the address into the Service's status, with this patch.
-    WriteAddress(Value),
-    /// Wait for this time, so that every kube-proxy can write its rules.
-    Wait(TimeDelta),
-    /// Let kube-vip announce the Service, with this patch.
-    Announce(Value),
-}
-
-/// Returns the next step for a Service whose announcement is delayed. `None`: the announcement is
-/// not delayed. `address` is the address that the Service asks for.
+/// Returns the next step for a Service with the required content: to write the address into its
+/// status, to wait until every kube-proxy can have written its rules, or to let kube-vip announce
+/// the Service. [`ServicePlan::Keep`]: the announcement is not delayed. `address` is the address
+/// that the Service asks for.
 pub(super) fn next_step(
     stored: &StoredService,
     address: &str,
     now: DateTime<FixedOffset>,
-) -> Option<AnnouncementStep> {
-    let until = stored.annotations.get(HELD_UNTIL)?;
+) -> ServicePlan {
+    let Some(until) = stored.annotations.get(HELD_UNTIL) else { return ServicePlan::Keep };
     if !stored.ingress.is_empty() {
         // An announcer already announces the Service, so there is nothing to wait for.
-        return Some(AnnouncementStep::Announce(announcement(stored)));
+        return ServicePlan::Change(announcement(stored));
     }
     if until.is_empty() {
-        return Some(AnnouncementStep::WriteAddress(address_patch(stored, address, now + DELAY)));
+        return ServicePlan::ChangeStatus(address_patch(stored, address, now + DELAY));
     }
     // If the annotation's text is not a time, the delay is over.
     let left = rfc3339::parse(until).map_or(TimeDelta::zero(), |until| until - now);
     // If more than `DELAY` is left, the clock was set back, so the delay is over.
     let is_delayed = left > TimeDelta::zero() && left <= DELAY;
-    Some(if is_delayed {
-        AnnouncementStep::Wait(left)
+    if is_delayed {
+        ServicePlan::DelayAnnouncement(left)
     } else {
-        AnnouncementStep::Announce(announcement(stored))
-    })
+        ServicePlan::Change(announcement(stored))
+    }
 }
 
 /// Adds the annotations that delay the announcement of a new Service. Two kinds of Services stay

@@ -21,8 +21,8 @@ fn at(text: &str) -> DateTime<FixedOffset> {
 fn an_announcement_is_delayed_from_when_the_status_names_the_address() {
     let now = at("2026-11-25T12:00:00Z");
     let next = |until: Option<&str>| next_step(&stored(until), "10.0.0.5", now);
-    assert_eq!(next(None), None);
-    let Some(AnnouncementStep::WriteAddress(patch)) = next(Some("")) else { panic!() };
+    assert_eq!(next(None), ServicePlan::Keep);
+    let ServicePlan::ChangeStatus(patch) = next(Some("")) else { panic!() };
     assert_eq!(patch["metadata"]["resourceVersion"], "7");
     let until = patch["metadata"]["annotations"][HELD_UNTIL].as_str().unwrap();
     assert_eq!(until, "2026-11-25T12:00:02.000Z");
@@ -30,9 +30,9 @@ fn an_announcement_is_delayed_from_when_the_status_names_the_address() {
     let port = json!({"port": 443, "protocol": "TCP", "error": NOT_ANNOUNCED});
     assert_eq!(*ingress, json!([{"ip": "10.0.0.5", "ports": [port]}]));
 
-    assert_eq!(next(Some(until)), Some(AnnouncementStep::Wait(DELAY)));
+    assert_eq!(next(Some(until)), ServicePlan::DelayAnnouncement(DELAY));
     let later = next_step(&stored(Some(until)), "10.0.0.5", at("2026-11-25T12:00:01.500Z"));
-    assert_eq!(later, Some(AnnouncementStep::Wait(TimeDelta::milliseconds(500))));
+    assert_eq!(later, ServicePlan::DelayAnnouncement(TimeDelta::milliseconds(500)));
 }
 
 /// The delay ends even if the clock was set back, or if the annotation's text is not a time.
@@ -40,9 +40,7 @@ fn an_announcement_is_delayed_from_when_the_status_names_the_address() {
 fn nothing_delays_an_announcement_for_ever() {
     let now = at("2026-11-25T12:00:00Z");
     for until in ["2026-11-25T12:00:00Z", "2026-11-25T11:00:00Z", "2026-11-25T13:00:00Z", "soon"] {
-        let Some(AnnouncementStep::Announce(patch)) =
-            next_step(&stored(Some(until)), "10.0.0.5", now)
-        else {
+        let ServicePlan::Change(patch) = next_step(&stored(Some(until)), "10.0.0.5", now) else {
             panic!()
         };
         let both = json!({IGNORED: null, HELD_UNTIL: null});
@@ -53,7 +51,7 @@ fn nothing_delays_an_announcement_for_ever() {
     for until in ["", "2026-11-25T12:00:01Z"] {
         let announced = StoredService { ingress: vec!["10.0.0.9".into()], ..stored(Some(until)) };
         assert!(
-            matches!(next_step(&announced, "10.0.0.5", now), Some(AnnouncementStep::Announce(_))),
+            matches!(next_step(&announced, "10.0.0.5", now), ServicePlan::Change(_)),
             "{until}"
         );
     }
