@@ -1,6 +1,6 @@
 //! Connection settings of a health check, made once for each check and shared by its probes.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{HeaderValue, Uri};
@@ -54,10 +54,6 @@ impl DialSettings {
             }
         };
         Ok(Self { port: check.port, get })
-    }
-
-    pub(super) fn socket(&self, address: IpAddr) -> SocketAddr {
-        SocketAddr::new(address, self.port)
     }
 }
 

@@ -89,8 +89,7 @@ impl Prober {
     ///
     /// A target with the same id, address and request keeps its verdict, its results and its times
     /// of probing. The thresholds, the period and the timeout may change. If the request changes,
-    /// the target keeps only its verdict. If the address changes, the target is a new one. `None`
-    /// as `check` removes all targets.
+    /// the target keeps only its verdict. If the address changes, the target is a new one.
     ///
     /// A target whose address cannot belong to a backend is unhealthy and never probed.
     ///
@@ -99,13 +98,9 @@ impl Prober {
     pub fn set(
         &self,
         lb: &str,
-        check: Option<&CheckSettings>,
+        check: &CheckSettings,
         targets: &[ProbeTarget],
     ) -> Result<(), HealthSpecFault> {
-        let Some(check) = check else {
-            self.remove(lb);
-            return Ok(());
-        };
         let mut state = self.0.lock();
         // Certificates are parsed to make connection settings. So if the check is unchanged, the
         // settings are not made again.
@@ -138,12 +133,6 @@ impl Prober {
         if !dropped.is_empty() {
             self.0.abort_dropped(state, &dropped);
         }
-    }
-
-    /// Verdict on the target `id` of the LoadBalancer `lb`: whether this target is healthy. `None`:
-    /// the target does not exist.
-    pub fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
-        self.0.lock().schedule.is_healthy(lb, id)
     }
 
     /// Verdicts on all targets of a LoadBalancer: a map from each target's id to whether the target

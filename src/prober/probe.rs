@@ -93,7 +93,7 @@ pub(super) async fn ask(
 }
 
 async fn attempt(address: IpAddr, dial: &DialSettings) -> ProbeOutcome {
-    let stream = match connect(dial.socket(address)).await {
+    let stream = match connect(SocketAddr::new(address, dial.port)).await {
         Ok(stream) => stream,
         Err(error) => return broken(&error),
     };

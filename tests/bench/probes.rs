@@ -220,7 +220,7 @@ async fn prober(case: &str) -> Result<Value> {
                 assume_healthy: false,
             })
             .collect();
-        prober.set(&format!("lb-{lb}"), Some(&check), &targets)?;
+        prober.set(&format!("lb-{lb}"), &check, &targets)?;
     }
     tokio::spawn(scheduler.run());
     tokio::spawn(async move { while changed.recv().await.is_some() {} });

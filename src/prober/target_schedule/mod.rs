@@ -111,31 +111,23 @@ impl<D> TargetSchedule<D> {
             if members.contains_key(&target.id) {
                 continue;
             }
-            let known = former.remove(&target.id).and_then(|key| {
+            let mut verdict = None;
+            let kept = former.remove(&target.id).and_then(|key| {
                 let same_address = self.entries.get(&key)?.address == target.address;
                 if same_address && same_question {
-                    return Some((Some(key), None));
+                    return Some(key);
                 }
                 let entry = self.drop_entry(key)?;
                 change.dropped.push(key);
-                Some((None, same_address.then(|| entry.health.is_healthy())))
+                verdict = same_address.then(|| entry.health.is_healthy());
+                None
             });
-            let key = match known {
-                Some((Some(key), _)) => {
-                    if !same_period {
-                        self.reschedule(key, check, now);
-                    }
-                    key
-                }
-                other => {
-                    let verdict = other.and_then(|(_, verdict)| verdict);
-                    let key = self.add(&name, target, verdict, check, now);
-                    if self.entries.get(&key).is_some_and(|entry| entry.due.is_none()) {
-                        change.refused.push(target.clone());
-                    }
-                    key
-                }
-            };
+            let key = kept.unwrap_or_else(|| self.add(&name, target, verdict, check, now));
+            if kept.is_none() && self.entries.get(&key).is_some_and(|entry| entry.due.is_none()) {
+                change.refused.push(target.clone());
+            } else if kept.is_some() && !same_period {
+                self.reschedule(key, check, now);
+            }
             members.insert(target.id.clone(), key);
         }
         for key in former.into_values() {
@@ -292,11 +284,6 @@ impl<D> TargetSchedule<D> {
 
     fn end_doubt(&mut self) {
         self.doubt.take_if(|doubt| doubt.held() == 0);
-    }
-
-    pub(super) fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
-        let key = self.lbs.get(lb)?.members.get(id)?;
-        Some(self.entries.get(key)?.health.is_healthy())
     }
 
     pub(super) fn verdicts(&self, lb: &str) -> HashMap<String, bool> {

@@ -25,10 +25,15 @@ const B: &str = "10.210.0.2";
 const HOLE: &str = "10.211.0.9";
 
 impl Bed {
+    /// Verdict on the target `id` of the LoadBalancer `lb`. `None`: there is no such target.
+    fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
+        self.prober.verdicts(lb).get(id).copied()
+    }
+
     /// Waits for a verdict on a target of `lb`.
     async fn says(&self, id: &str, healthy: bool) -> Result<()> {
         eventually(SOON, &format!("{id} healthy: {healthy}"), async || {
-            let verdict = self.prober.is_healthy("lb", id);
+            let verdict = self.is_healthy("lb", id);
             if verdict == Some(healthy) { Ok(true) } else { Err(format!("{verdict:?}")) }
         })
         .await
@@ -57,10 +62,10 @@ fn a_backend_comes_goes_and_comes_back_and_each_flip_is_reported_once() -> Resul
     isolated(async || {
         let mut bed = Bed::start()?;
         let check = CheckSettings { success_threshold: 2, ..tcp(80) };
-        bed.prober.set("lb", Some(&check), &[target(A)])?;
-        assert_eq!(bed.prober.is_healthy("lb", A), Some(false));
+        bed.prober.set("lb", &check, &[target(A)])?;
+        assert_eq!(bed.is_healthy("lb", A), Some(false));
         bed.counted("refused", 4.0).await?;
-        assert_eq!(bed.prober.is_healthy("lb", A), Some(false));
+        assert_eq!(bed.is_healthy("lb", A), Some(false));
         for _ in 0..2 {
             let server = Server::start(80, Manner::Close).await?;
             bed.says(A, true).await?;
@@ -86,11 +91,11 @@ fn a_flapping_backend_keeps_its_verdict() -> Result<()> {
         let _bad = Server::start(81, Manner::Script(Arc::new(vec![500, 200]))).await?;
         let check = CheckSettings { success_threshold: 2, ..http(80, "/") };
         let healthy = ProbeTarget { assume_healthy: true, ..target(A) };
-        bed.prober.set("good", Some(&check), &[healthy])?;
-        bed.prober.set("bad", Some(&CheckSettings { port: 81, ..check }), &[target(A)])?;
+        bed.prober.set("good", &check, &[healthy])?;
+        bed.prober.set("bad", &CheckSettings { port: 81, ..check }, &[target(A)])?;
         bed.counted("status", 60.0).await?;
-        assert_eq!(bed.prober.is_healthy("good", A), Some(true));
-        assert_eq!(bed.prober.is_healthy("bad", A), Some(false));
+        assert_eq!(bed.is_healthy("good", A), Some(true));
+        assert_eq!(bed.is_healthy("bad", A), Some(false));
         assert!(bed.changed.try_recv().is_err());
         Ok(())
     })
@@ -101,10 +106,10 @@ fn what_is_assumed_healthy_stays_so_until_enough_failures() -> Result<()> {
     isolated(async || {
         let bed = Bed::start()?;
         let healthy = ProbeTarget { assume_healthy: true, ..target(A) };
-        bed.prober.set("lb", Some(&tcp(80)), &[healthy])?;
+        bed.prober.set("lb", &tcp(80), &[healthy])?;
         eventually(SOON, "the verdict", async || {
             // No event can come between these two: there is one thread.
-            let (failures, healthy) = (bed.results("refused"), bed.prober.is_healthy("lb", A));
+            let (failures, healthy) = (bed.results("refused"), bed.is_healthy("lb", A));
             assert_eq!(healthy, Some(failures < 3.0), "after {failures} failures");
             failures >= 3.0
         })
@@ -117,7 +122,7 @@ fn ipv6_is_probed() -> Result<()> {
     isolated(async || {
         let bed = Bed::start()?;
         let server = Server::start(80, Manner::Status).await?;
-        bed.prober.set("lb", Some(&http(80, "/status/200")), &[target("fd00:210::7")])?;
+        bed.prober.set("lb", &http(80, "/status/200"), &[target("fd00:210::7")])?;
         bed.says("fd00:210::7", true).await?;
         assert!(server.seen.heads()[0].contains("host: [fd00:210::7]\r\n"));
         drop(server);
@@ -144,7 +149,7 @@ fn statuses_count_as_the_check_says_and_redirects_are_not_followed() -> Result<(
         for (at, (path, expected, healthy)) in cases.into_iter().enumerate() {
             let probe = BackendProbe::Http(ProbeRequest { expected, ..request(path) });
             let opposite = ProbeTarget { assume_healthy: !healthy, ..target(A) };
-            bed.prober.set("lb", Some(&CheckSettings { probe, ..tcp(80) }), &[opposite])?;
+            bed.prober.set("lb", &CheckSettings { probe, ..tcp(80) }, &[opposite])?;
             bed.says(A, healthy).await.map_err(|e| e.context(format!("case {at}: {path}")))?;
             bed.prober.remove("lb");
         }
@@ -164,9 +169,9 @@ fn a_request_says_who_asks_for_what_and_nothing_else() -> Result<()> {
             ..request("/status/200?a=b")
         };
         let check = CheckSettings { probe: BackendProbe::Http(named), ..tcp(8080) };
-        bed.prober.set("lb", Some(&check), &[target(A)])?;
+        bed.prober.set("lb", &check, &[target(A)])?;
         bed.says(A, true).await?;
-        bed.prober.set("lb", Some(&http(8080, "/status/204")), &[target(A)])?;
+        bed.prober.set("lb", &http(8080, "/status/204"), &[target(A)])?;
         eventually(SOON, "the other request", async || {
             server.seen.heads().iter().any(|head| head.contains("204"))
         })
@@ -198,13 +203,9 @@ fn the_timeout_covers_everything_from_connecting_to_the_status() -> Result<()> {
             ("tls", CheckSettings { probe: BackendProbe::Https(request("/"), None), ..tcp(80) }, B),
             ("hole", tcp(80), HOLE),
         ] {
-            bed.prober.set(
-                lb,
-                Some(&CheckSettings { timeout: quick, ..check }),
-                &[healthy(address)],
-            )?;
+            bed.prober.set(lb, &CheckSettings { timeout: quick, ..check }, &[healthy(address)])?;
             eventually(SOON, lb, async || {
-                bed.prober.is_healthy(lb, address).map(|healthy| !healthy).filter(|v| *v)
+                bed.is_healthy(lb, address).map(|healthy| !healthy).filter(|v| *v)
             })
             .await?;
             bed.prober.remove(lb);
@@ -228,7 +229,7 @@ fn an_answer_without_end_and_one_that_is_no_http_are_cut_off() -> Result<()> {
         let _nonsense = Server::start(81, Manner::Nonsense).await?;
         for (port, goal) in [(80, 3.0), (81, 6.0)] {
             let healthy = ProbeTarget { assume_healthy: true, ..target(A) };
-            bed.prober.set("lb", Some(&http(port, "/")), &[healthy])?;
+            bed.prober.set("lb", &http(port, "/"), &[healthy])?;
             // Long before the timeout.
             bed.counted("broken", goal).await?;
             bed.says(A, false).await?;
@@ -260,7 +261,7 @@ fn certificates_are_judged_by_the_checks_own_bundle_and_name() -> Result<()> {
             let tls_failures = bed.results("tls");
             let check = CheckSettings { probe: BackendProbe::Https(request, bundle), ..tcp(443) };
             let opposite = ProbeTarget { assume_healthy: !healthy, ..target(address) };
-            bed.prober.set("lb", Some(&check), &[opposite])?;
+            bed.prober.set("lb", &check, &[opposite])?;
             bed.says(address, healthy).await.map_err(|e| e.context(what))?;
             assert_eq!(bed.results("tls") > tls_failures, !healthy, "{what}");
             bed.prober.remove("lb");
@@ -271,7 +272,7 @@ fn certificates_are_judged_by_the_checks_own_bundle_and_name() -> Result<()> {
         let _plain = Server::start(80, Manner::Close).await?;
         let check = CheckSettings { probe: BackendProbe::Https(plain(), None), ..tcp(80) };
         let tls_failures = bed.results("tls");
-        bed.prober.set("lb", Some(&check), &[ProbeTarget { assume_healthy: true, ..target(A) }])?;
+        bed.prober.set("lb", &check, &[ProbeTarget { assume_healthy: true, ..target(A) }])?;
         bed.says(A, false).await?;
         assert!(bed.results("tls") >= tls_failures + 3.0);
         Ok(())
@@ -283,15 +284,15 @@ fn a_bundle_that_cannot_be_used_is_a_fault_and_nothing_is_probed() -> Result<()>
     isolated(async || {
         let bed = Bed::start()?;
         let server = Server::start(443, Manner::Close).await?;
-        bed.prober.set("lb", Some(&tcp(443)), &[target(A)])?;
+        bed.prober.set("lb", &tcp(443), &[target(A)])?;
         bed.says(A, true).await?;
         let bundle = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned();
         let check =
             CheckSettings { probe: BackendProbe::Https(request("/"), Some(bundle)), ..tcp(443) };
-        let fault = bed.prober.set("lb", Some(&check), &[target(A)]).unwrap_err().to_string();
+        let fault = bed.prober.set("lb", &check, &[target(A)]).unwrap_err().to_string();
         assert!(fault.starts_with("spec.healthCheck.caBundle: certificate 1: "), "{fault}");
-        assert_eq!(bed.prober.is_healthy("lb", A), None);
-        bed.prober.set("other", Some(&tcp(443)), &[target(B)])?;
+        assert_eq!(bed.is_healthy("lb", A), None);
+        bed.prober.set("other", &tcp(443), &[target(B)])?;
         // An earlier connection may still be waiting to be accepted.
         hits(&server, B, 2).await?;
         let before = server.seen.hits(A);
@@ -307,15 +308,15 @@ fn a_target_that_is_no_longer_listed_is_left_alone() -> Result<()> {
         let bed = Bed::start()?;
         let server = Server::start(80, Manner::Close).await?;
         let silent = Server::start(81, Manner::Silent).await?;
-        bed.prober.set("lb", Some(&tcp(80)), &[target(A), target(B)])?;
-        bed.prober.set("slow", Some(&http(81, "/")), &[target(A)])?;
+        bed.prober.set("lb", &tcp(80), &[target(A), target(B)])?;
+        bed.prober.set("slow", &http(81, "/"), &[target(A)])?;
         hits(&server, A, 3).await?;
         hits(&server, B, 3).await?;
         eventually(SOON, "a slow probe", async || silent.seen.heads().len() == 1).await?;
 
-        bed.prober.set("lb", Some(&tcp(80)), &[target(B)])?;
+        bed.prober.set("lb", &tcp(80), &[target(B)])?;
         bed.prober.remove("slow");
-        assert_eq!(bed.prober.is_healthy("lb", A), None);
+        assert_eq!(bed.is_healthy("lb", A), None);
         assert_eq!(bed.prober.verdicts("lb").len(), 1);
         // The probe under way is cancelled, long before its timeout.
         eventually(SOON, "its end", async || silent.seen.hung_up() == 1).await?;
@@ -324,7 +325,7 @@ fn a_target_that_is_no_longer_listed_is_left_alone() -> Result<()> {
         let before = server.seen.hits(A);
         hits(&server, B, 20).await?;
         assert_eq!((server.seen.hits(A), silent.seen.heads().len()), (before, 1));
-        bed.prober.set("lb", None, &[])?;
+        bed.prober.remove("lb");
         assert_eq!(bed.metric("hgo_probe_targets", ""), 0.0);
         Ok(())
     })
@@ -336,16 +337,16 @@ fn another_address_of_the_same_vm_is_believed_nothing() -> Result<()> {
         let bed = Bed::start()?;
         let server = Server::start(80, Manner::Close).await?;
         let vm = |address: &str| [ProbeTarget { id: "vm".into(), ..target(address) }, target(B)];
-        bed.prober.set("lb", Some(&tcp(80)), &vm(A))?;
+        bed.prober.set("lb", &tcp(80), &vm(A))?;
         bed.says("vm", true).await?;
-        bed.prober.set("lb", Some(&tcp(80)), &vm(HOLE))?;
-        assert_eq!(bed.prober.is_healthy("lb", "vm"), Some(false));
+        bed.prober.set("lb", &tcp(80), &vm(HOLE))?;
+        assert_eq!(bed.is_healthy("lb", "vm"), Some(false));
         // An earlier connection may still be waiting to be accepted.
         hits(&server, B, 2).await?;
         let before = server.seen.hits(A);
         hits(&server, B, 10).await?;
         assert_eq!(server.seen.hits(A), before);
-        assert_eq!(bed.prober.is_healthy("lb", "vm"), Some(false));
+        assert_eq!(bed.is_healthy("lb", "vm"), Some(false));
         Ok(())
     })
 }
@@ -357,10 +358,10 @@ fn this_host_is_never_probed() -> Result<()> {
         let server = Server::start(80, Manner::Close).await?;
         let here = ["127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"];
         let targets: Vec<ProbeTarget> = here.iter().chain(&[A]).map(|a| target(a)).collect();
-        bed.prober.set("lb", Some(&tcp(80)), &targets)?;
+        bed.prober.set("lb", &tcp(80), &targets)?;
         hits(&server, A, 10).await?;
         for (target, address) in targets.iter().zip(here) {
-            assert_eq!(bed.prober.is_healthy("lb", &target.id), Some(false));
+            assert_eq!(bed.is_healthy("lb", &target.id), Some(false));
             assert_eq!(
                 server.seen.hits(&target.address.to_canonical().to_string()),
                 0,
@@ -377,8 +378,8 @@ fn the_end_of_the_run_closes_every_socket() -> Result<()> {
         let bed = Bed::start()?;
         let silent = Server::start(80, Manner::Silent).await?;
         let holes: Vec<ProbeTarget> = (1..=50).map(|n| target(&format!("10.211.1.{n}"))).collect();
-        bed.prober.set("holes", Some(&tcp(80)), &holes)?;
-        bed.prober.set("lb", Some(&http(80, "/")), &[target(A), target(B)])?;
+        bed.prober.set("holes", &tcp(80), &holes)?;
+        bed.prober.set("lb", &http(80, "/"), &[target(A), target(B)])?;
         eventually(SOON, "52 probes under way", async || {
             sockets(TcpState::SynSent).map(|n| n == 50 && silent.seen.heads().len() == 2)
         })
@@ -407,7 +408,7 @@ fn probes_at_a_time_are_bounded_and_those_that_wait_have_their_turn() -> Result<
             .map(|n| target(&format!("10.211.{}.{}", n / 250 + 1, n % 250)))
             .map(|target| ProbeTarget { assume_healthy: true, ..target })
             .collect();
-        bed.prober.set("lb", Some(&check), &holes)?;
+        bed.prober.set("lb", &check, &holes)?;
         let mut most = 0;
         eventually(SOON, "a verdict on each", async || {
             most = most.max(sockets(TcpState::SynSent)?);
@@ -429,7 +430,7 @@ fn a_lack_of_descriptors_is_not_the_backends_fault() -> Result<()> {
         let holes: Vec<ProbeTarget> = (1..=60)
             .map(|n| ProbeTarget { assume_healthy: true, ..target(&format!("10.211.1.{n}")) })
             .collect();
-        bed.prober.set("lb", Some(&check), &holes)?;
+        bed.prober.set("lb", &check, &holes)?;
         bed.counted("error", 50.0).await?;
         assert!(bed.prober.verdicts("lb").values().all(|healthy| *healthy));
         Ok(())

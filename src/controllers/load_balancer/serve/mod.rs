@@ -30,7 +30,7 @@ use crate::domain::AnnouncedAddresses;
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::vm_backends::endpoint_slices::remembered;
-use crate::domain::vm_backends::endpoints::{self, AddressFamily, VmBackend};
+use crate::domain::vm_backends::endpoints::{self, AddressFamily, VmBackend, VmEndpoint};
 use crate::domain::vm_backends::health::{self, CheckSettings, ProbeTarget};
 use crate::domain::vm_backends::lb_identity::LbIdentity;
 use crate::domain::vm_backends::listeners;
@@ -207,8 +207,8 @@ async fn announce(
     let ended = ended.await;
     // A Service of another family that is still there leads to endpoints of its own family.
     let family = at.own().and_then(|own| own.family).unwrap_or_else(|| wanted.family());
-    let (backends, fault) = at.backends(lb, named, family, wanted.address, check.as_ref());
-    let health_fault = fault.or(health_fault);
+    let (backends, unprobed) = at.backends(lb, named, family, wanted.address, check.as_ref());
+    let health_fault = unprobed.or(health_fault);
     let done = async {
         match &listeners {
             Ok(_) if family != wanted.family() => {
@@ -366,9 +366,9 @@ impl<'a> ServiceTarget<'a> {
     }
 
     /// VMs behind the LoadBalancer, with their addresses of the family `family` on the network
-    /// `network`, and their health. `address`: address of the LoadBalancer itself, which no VM may
-    /// have. Field 1: reason why the health check is not possible. If there is one, all VMs count as
-    /// healthy.
+    /// `network`, and their health (field 0). `address`: address of the LoadBalancer itself, which
+    /// no VM may have. Field 1: the reason why the health check is not possible, so that all VMs
+    /// count as healthy. `None`: the check is possible, or there is none.
     fn backends(
         &self,
         lb: &LoadBalancer,
@@ -403,12 +403,12 @@ impl<'a> ServiceTarget<'a> {
                 _ => None,
             })
             .collect();
-        if let Err(fault) = prober.set(&self.key, Some(check), &targets) {
+        if let Err(fault) = prober.set(&self.key, check, &targets) {
             return (BackendCounts::new(found, |_| true), Some(fault.to_string()));
         }
         let verdicts = prober.verdicts(&self.key);
-        let is_healthy = |uid: &str| verdicts.get(uid).copied().unwrap_or(false);
-        (BackendCounts::new(found, |endpoint| is_healthy(&endpoint.uid)), None)
+        let healthy = |endpoint: &VmEndpoint| verdicts.get(&*endpoint.uid).is_some_and(|is| *is);
+        (BackendCounts::new(found, healthy), None)
     }
 }
 

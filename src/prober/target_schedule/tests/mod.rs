@@ -45,6 +45,13 @@ fn set(
     schedule.set(lb, check, &Arc::new(()), targets, now)
 }
 
+impl<D> TargetSchedule<D> {
+    /// Verdict on the target `id` of the LoadBalancer `lb`. `None`: there is no such target.
+    fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
+        self.verdicts(lb).get(id).copied()
+    }
+}
+
 /// Starts the next probe at the time at which it is due. Returns this time and the target's key.
 fn run_next(schedule: &mut TargetSchedule<()>) -> (Duration, TargetKey) {
     let due = schedule.next_due().unwrap();
