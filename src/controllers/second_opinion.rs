@@ -10,6 +10,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -49,13 +50,7 @@ pub struct Replica {
 
 impl Replica {
     fn lease_object(&self) -> ObjectReference {
-        ObjectReference {
-            api_version: Some("coordination.k8s.io/v1".to_owned()),
-            kind: Some("Lease".to_owned()),
-            namespace: Some(self.lease.0.clone()),
-            name: Some(self.lease.1.clone()),
-            ..ObjectReference::default()
-        }
+        ObjectRef::<Lease>::new(&self.lease.1).within(&self.lease.0).into()
     }
 }
 

@@ -105,16 +105,8 @@ impl RawAnswer {
     }
 }
 
-/// Sends one call with the deadline [`CALL_DEADLINE`]. Returns the answer even if its HTTP status
-/// is an error.
-pub(super) async fn raw(
-    client: &Client,
-    request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
-) -> Result<RawAnswer, CallError> {
-    raw_within(CALL_DEADLINE, client, request).await
-}
-
-/// Sends one call as [`raw`] does, but with the deadline `deadline`.
+/// Sends one call with the deadline `deadline`. Returns the answer even if its HTTP status is an
+/// error.
 pub(super) async fn raw_within(
     deadline: Duration,
     client: &Client,
@@ -201,7 +193,7 @@ impl CredentialReader {
     ) -> Result<(Option<SecretContent>, ServerClock), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(list).get(name, &kube::api::GetParams::default());
-        let answer = raw(&self.client, request).await?;
+        let answer = raw_within(CALL_DEADLINE, &self.client, request).await?;
         let clock = answer.clock();
         match answer.granted::<Value>() {
             Ok(secret) => Ok((Some(content(&secret, key)), clock)),
@@ -312,7 +304,7 @@ pub async fn contents(
         Some(name) => secrets.get(name, &kube::api::GetParams::default()),
         None => secrets.list(&ListParams::default()),
     };
-    let answer = raw(client, request).await?.granted::<Value>()?;
+    let answer = raw_within(CALL_DEADLINE, client, request).await?.granted::<Value>()?;
     let one = std::slice::from_ref(&answer);
     let mut found = Vec::new();
     for secret in answer["items"].as_array().map_or(one, Vec::as_slice) {

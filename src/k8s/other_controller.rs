@@ -9,10 +9,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client, ResourceExt as _};
+use kube_runtime::reflector::ObjectRef;
 
 use super::calls::{ApiCalls as _, ApiWrites as _};
 use super::events::EventRecorder;
@@ -68,10 +69,11 @@ impl LeaseHolderWatch {
                 let suffix = self.without_subresource().await;
                 self.report_holder(holder, suffix);
             }
+            let (is_held, holder) = (holder.is_some(), holder.unwrap_or_default());
             tokio::select! {
                 changed = other.changed() => if changed.is_err() { return },
-                () = self.answer_for(holder.as_deref()) => {}
-                () = self.watch_subresource(holder.as_deref()) => {}
+                () = self.answer_for(&holder), if is_held => {}
+                () = self.watch_subresource(&holder), if is_held => {}
             }
         }
     }
@@ -80,22 +82,14 @@ impl LeaseHolderWatch {
         let (namespace, name) = &self.lease;
         let note = format!("{}{suffix}", reason::other_controller(holder));
         tracing::warn!(lease = format!("{namespace}/{name}"), holder, "{note}");
-        let lease = ObjectReference {
-            api_version: Some("coordination.k8s.io/v1".to_owned()),
-            kind: Some("Lease".to_owned()),
-            namespace: Some(namespace.clone()),
-            name: Some(name.clone()),
-            ..ObjectReference::default()
-        };
-        self.events.warning(lease, reason::OTHER_CONTROLLER, note);
+        let lease = ObjectRef::<Lease>::new(name).within(namespace);
+        self.events.warning(lease.into(), reason::OTHER_CONTROLLER, note);
     }
 
     /// Removes the status subresource from IPPool's CRD again after each interval [`CHECK_FORM`],
     /// because a chart or an admin may have added the subresource. `holder`: identity of the other
-    /// controller that holds the Lease. `None`: there is no such controller, and this future never
-    /// ends.
-    async fn watch_subresource(&self, holder: Option<&str>) {
-        let Some(holder) = holder else { return std::future::pending().await };
+    /// controller that holds the Lease.
+    async fn watch_subresource(&self, holder: &str) {
         loop {
             tokio::time::sleep(CHECK_FORM).await;
             let suffix = self.without_subresource().await;
@@ -133,10 +127,8 @@ impl LeaseHolderWatch {
 
     /// Writes the condition with the holder's name to each LoadBalancer that has existed for
     /// [`UNANSWERED`] seconds, and has neither an address nor a condition `Ready` of another
-    /// author. `holder`: identity of the other controller that holds the Lease. `None`: there is no
-    /// such controller, and this future never ends.
-    async fn answer_for(&self, holder: Option<&str>) {
-        let Some(holder) = holder else { return std::future::pending().await };
+    /// author. `holder`: identity of the other controller that holds the Lease.
+    async fn answer_for(&self, holder: &str) {
         loop {
             tokio::time::sleep(SEARCH_INTERVAL).await;
             let now = Timestamp::now();

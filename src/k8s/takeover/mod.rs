@@ -20,12 +20,12 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
-use kube::core::ObjectMeta;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 
 use super::CallError;
 use super::calls::{ApiCalls as _, ApiWrites as _};
+use super::informer::key;
 use super::leadership::seen;
 use crate::api::MANAGER;
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, REGISTERED_BY};
@@ -109,7 +109,7 @@ impl TakeoverClient {
         let params = ListParams::default().labels(OPERATOR);
         let mut found = api.within(PATIENCE).call_list(&params).await?.items;
         if found.len() > 1 {
-            let names: Vec<String> = found.iter().map(|d| name(d.meta())).collect();
+            let names: Vec<String> = found.iter().map(|d| key(d.meta())).collect();
             bail!(
                 "the operator is installed more than once, as Deployments {}: keep only one",
                 names.join(", ")
@@ -273,18 +273,13 @@ fn webhook(controller: &str) -> String {
     format!("{controller}-webhook")
 }
 
-fn name(meta: &ObjectMeta) -> String {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!("{}/{}", part(&meta.namespace), part(&meta.name))
-}
-
 /// Numbers of replicas that a Deployment shows: wanted now, ready, and wanted before the take-over
 /// stopped the program. `running` is 0 here, because only the pods show how many run.
 fn replicas(deployment: &Deployment) -> Replicas {
     let status = deployment.status.clone().unwrap_or_default();
     let before = deployment.annotations().get(ANNOTATION_REPLICAS);
     Replicas {
-        name: name(&deployment.metadata),
+        name: key(&deployment.metadata),
         wanted: deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1),
         running: 0,
         ready: status.ready_replicas.unwrap_or(0),
@@ -295,7 +290,7 @@ fn replicas(deployment: &Deployment) -> Replicas {
 fn managed(chart: &DynamicObject) -> ManagedChart {
     let before = chart.annotations().get(ANNOTATION_VALUES);
     ManagedChart {
-        name: name(&chart.metadata),
+        name: key(&chart.metadata),
         values: chart.data["spec"]["values"][SUB_CHART].clone(),
         before: before.and_then(|text| serde_json::from_str(text).ok()),
     }
@@ -317,9 +312,8 @@ fn holder(lease: &Lease, now: i64) -> Leader {
 fn registered(configuration: &ValidatingWebhookConfiguration) -> WebhookContent {
     let by = configuration.labels().get(REGISTERED_BY);
     let webhooks = configuration.webhooks.as_deref().unwrap_or_default();
-    let to_go = |service: &str| service == CONFIGURATION;
     let leads_to_go = webhooks.iter().any(|webhook| {
-        webhook.client_config.service.as_ref().is_some_and(|service| to_go(&service.name))
+        webhook.client_config.service.as_ref().is_some_and(|to| to.name == CONFIGURATION)
     });
     if by.is_none_or(|by| by != MANAGER) || webhooks.is_empty() || leads_to_go {
         return WebhookContent::Other;

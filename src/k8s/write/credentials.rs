@@ -22,8 +22,8 @@ use crate::api::{
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::object_fields::digest::sha256_hex;
 use crate::k8s::calls::{ApiWrites as _, only_if};
-use crate::k8s::credentials::{RawAnswer, raw};
-use crate::k8s::{CallError, count_write};
+use crate::k8s::credentials::{RawAnswer, raw_within};
+use crate::k8s::{CALL_DEADLINE, CallError, count_write};
 
 /// Place of a value: a Secret, and the key under which the value is written.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +156,8 @@ impl ApiWriter {
         let text = request.to_string().into_bytes();
         let request =
             Request::new(list).create_subresource("token", account, &PostParams::default(), text);
-        let answer = raw(&self.client, request).await.and_then(RawAnswer::granted::<Value>);
+        let answer = raw_within(CALL_DEADLINE, &self.client, request).await;
+        let answer = answer.and_then(RawAnswer::granted::<Value>);
         let answer = count_write(&self.metrics, "TokenRequest", answer)?;
         let token = answer["status"]["token"].as_str().unwrap_or_default();
         Ok(SecretText::trimmed(token.to_owned()))
