@@ -110,12 +110,8 @@ impl DelayedCounts {
 }
 
 /// Writes each patch that is due, until dropped.
-pub(super) async fn run(due: DueCounts, ctx: &LbContext) {
-    let due =
-        futures::stream::unfold(
-            due,
-            |mut due| async move { due.recv().await.map(|next| (next, due)) },
-        );
+pub(super) async fn run(mut due: DueCounts, ctx: &LbContext) {
+    let due = futures::stream::poll_fn(|task| due.poll_recv(task));
     due.for_each_concurrent(None, async |(at, lb)| {
         sleep_until(at).await;
         write(at, &lb, ctx).await;

@@ -155,11 +155,7 @@ impl Leadership {
         let of = |key| annotations.and_then(|all| all.get(key)).cloned();
         let question = of(ANNOTATION_LEASE_QUESTION);
         let notes = ReplicaNotes { question, answer: of(ANNOTATION_LEASE_ANSWER) };
-        self.read.send_if_modified(|known| {
-            let is_news = *known != notes;
-            *known = notes.clone();
-            is_news
-        });
+        self.read.send_if_modified(|known| std::mem::replace(known, notes.clone()) != notes);
         notes
     }
 
@@ -194,13 +190,8 @@ impl Leadership {
     }
 
     fn set_other(&self, other: Option<&str>) {
-        self.other.send_if_modified(|known| {
-            let is_news = known.as_deref() != other;
-            if is_news {
-                *known = other.map(str::to_owned);
-            }
-            is_news
-        });
+        let other = other.map(str::to_owned);
+        self.other.send_if_modified(|known| std::mem::replace(known, other.clone()) != other);
     }
 
     fn give_up(&self) {

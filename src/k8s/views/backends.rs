@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kube::ResourceExt;
 
-use super::Views;
+use super::{Views, lock};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
@@ -59,8 +59,11 @@ impl Views {
             range: &|network| self.network_range(network),
         };
         let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
-        self.of_members(&namespace, &name, |(name, vm, pods)| {
-            endpoints::backend(name.clone(), vm, pods, wants, || last(&vm.uid), &rules)
-        })
+        let vms = lock(&self.index.vms);
+        vms.members(&namespace, &name)
+            .map(|(name, vm, pods)| {
+                endpoints::backend(name.clone(), vm, pods, wants, || last(&vm.uid), &rules)
+            })
+            .collect()
     }
 }

@@ -44,22 +44,23 @@ impl GuestRemovals {
     fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
         let (namespace, name) = split_key(vm);
         let now = cluster.map(|cluster| (namespace.to_owned(), cluster));
-        let before = self.cluster_of.get(vm).cloned();
+        let before = match &now {
+            Some(now) => self.cluster_of.insert(vm.to_owned(), now.clone()),
+            None => self.cluster_of.remove(vm),
+        };
         if before == now {
             return Vec::new();
         }
-        if let Some(before) = &before {
-            self.cluster_of.remove(vm);
-            if let Some(vms) = self.by_cluster.get_mut(before) {
-                vms.remove(name);
-                if vms.is_empty() {
-                    self.by_cluster.remove(before);
-                }
+        if let Some(before) = &before
+            && let Some(vms) = self.by_cluster.get_mut(before)
+        {
+            vms.remove(name);
+            if vms.is_empty() {
+                self.by_cluster.remove(before);
             }
         }
         if let Some(now) = &now {
             self.by_cluster.entry(now.clone()).or_default().insert(name.to_owned());
-            self.cluster_of.insert(vm.to_owned(), now.clone());
         }
         before.into_iter().chain(now).collect()
     }

@@ -50,7 +50,7 @@ use crate::domain::reason::NoAddressReason;
 use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
-use crate::domain::vm_backends::vm::{Topology, Vm, VmPod};
+use crate::domain::vm_backends::vm::{Topology, Vm};
 use crate::domain::{AnnouncedAddresses, Owner};
 use crate::k8s::store::StoreWriter;
 use crate::k8s::trimmed::LbTrimming;
@@ -175,7 +175,8 @@ struct InformerContext {
     client: Client,
     views: Views,
     metrics: Metrics,
-    synced: Arc<watch::Sender<u32>>,
+    /// Sender of the set of parts that were listed at least once.
+    synced: watch::Sender<u32>,
 }
 
 impl InformerContext {
@@ -231,7 +232,7 @@ impl Views {
             client: client.clone(),
             views: views.clone(),
             metrics: metrics.clone(),
-            synced: Arc::new(listed),
+            synced: listed,
         };
         tokio::spawn(load_balancers::watch(informer.clone(), load_balancers));
         tokio::spawn(leases::watch_records(informer.clone(), records));
@@ -326,17 +327,6 @@ impl Views {
     pub fn has_namespace(&self, namespace: &str) -> Option<bool> {
         let found = lock(&self.index.projects).contains_key(namespace);
         (found || self.is_listed(ViewPart::Namespaces)).then_some(found)
-    }
-
-    /// Calls `read` for each VM that the LoadBalancer `namespace/name` selects, and returns the
-    /// results. The arguments of `read` are the VM's name, the VM and its pods.
-    pub fn of_members<T>(
-        &self,
-        namespace: &str,
-        name: &str,
-        read: impl FnMut((&Arc<str>, &Vm, &[VmPod])) -> T,
-    ) -> Vec<T> {
-        lock(&self.index.vms).members(namespace, name).map(read).collect()
     }
 
     /// Addresses of type `InternalIP` of a node. `None`: the view does not have the node.

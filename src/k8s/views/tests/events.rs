@@ -22,7 +22,7 @@ impl LeaderViews {
             client: ClientBuilder::new(server, "ns").build(),
             views: self.views.clone(),
             metrics: self.metrics.clone(),
-            synced: Arc::new(self.writers.listed.clone()),
+            synced: self.writers.listed.clone(),
         }
     }
 }
