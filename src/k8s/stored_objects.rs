@@ -94,7 +94,7 @@ pub async fn read(
         .collect();
     let stored = StoredObjects {
         pools: pools.iter().map(|pool| views.seen(pool)).collect(),
-        held_back: views.infrastructure.held_back(),
+        held_back: views.held_back(),
         facts,
         load_balancers,
         unreadable,

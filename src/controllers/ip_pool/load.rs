@@ -60,7 +60,7 @@ impl LedgerTask {
         let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
-        self.allocator.set_infrastructure(views.infrastructure.held_back());
+        self.allocator.set_infrastructure(views.held_back());
         let pools = list::<IPPool>(&Api::all(self.ctx.client.clone())).await?;
         let lbs = list::<TrimmedLb>(&Api::all(self.ctx.client.clone())).await?;
         let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();

@@ -187,7 +187,7 @@ impl LedgerTask {
         if batch.networks {
             let views = self.ctx.views.clone();
             self.allocator.relocate(|network| views.segment(network));
-            self.allocator.set_infrastructure(views.infrastructure.held_back());
+            self.allocator.set_infrastructure(views.held_back());
         }
         if self.allocator.take_moved() {
             others_change = true;

@@ -89,7 +89,7 @@ fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoA
 /// search for each other's LoadBalancers.
 fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
-    if views.infrastructure.is_node(address) {
+    if views.is_node_address(address) {
         return Some("a node's own address".to_owned());
     }
     let network = facts::requirement(lb, &views.around(lb)).network;

@@ -69,7 +69,7 @@ async fn known(at: &RuleSources, question: &PoolQuestion) -> PoolRuleFacts {
         holders,
         exists,
         missing: missing.map(str::to_owned).collect(),
-        infrastructure: views.infrastructure.held_back(),
+        infrastructure: views.held_back(),
         leased: leased(at),
     }
 }

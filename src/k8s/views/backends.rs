@@ -54,7 +54,7 @@ impl Views {
     ) -> Vec<VmBackend> {
         let rules = AddressRules {
             own,
-            reserved: &|address| self.infrastructure.why_reserved(address),
+            reserved: &|address| lock(&self.index.infrastructure).why_reserved(address).cloned(),
             listed: &|address| facts::lists_backend(lb, address),
             range: &|network| self.network_range(network),
         };

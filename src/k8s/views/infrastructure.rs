@@ -4,7 +4,6 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -15,7 +14,7 @@ use kube_runtime::watcher::Config;
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::GROUP;
 use crate::api::kubevirt::ServiceAddresses;
-use crate::domain::network::infrastructure::{HeldBack, Infrastructure, Reserved};
+use crate::domain::network::infrastructure::{HeldBack, Reserved};
 use crate::k8s::informer::{self, ObjectEvent, is_unserved, key};
 
 /// Name of the ConfigMap with Harvester's management address, in the namespace of Harvester's
@@ -24,52 +23,22 @@ const MANAGEMENT: &str = "vip";
 /// Keys of the ConfigMap [`MANAGEMENT`] whose values are addresses.
 const MANAGEMENT_KEYS: [&str; 2] = ["ip", "loadBalancerIP"];
 
-/// The cluster's own addresses, as far as the views have them. Clones share the state.
-#[derive(Clone, Default)]
-pub struct InfrastructureAddresses(Arc<Mutex<Infrastructure>>);
-
-impl InfrastructureAddresses {
-    /// Object that reserves an address: the first of [`Self::reservations`]. `None`: no object in
-    /// the view reserves the address.
-    pub fn why_reserved(&self, address: IpAddr) -> Option<Reserved> {
-        lock(&self.0).why_reserved(address).cloned()
-    }
-
-    /// All objects that reserve an address. An object that reserves a smaller network comes before
-    /// one that reserves a larger network.
-    pub fn reservations(&self, address: IpAddr) -> Vec<Reserved> {
-        lock(&self.0).reservations(address).cloned().collect()
-    }
-
+impl Views {
     /// Whether `address` is an address of a node in the view.
-    pub fn is_node(&self, address: IpAddr) -> bool {
-        lock(&self.0).is_node(address)
+    pub fn is_node_address(&self, address: IpAddr) -> bool {
+        lock(&self.index.infrastructure).is_node(address)
     }
 
     /// Networks whose addresses every pool holds back, each with the object that reserves the
     /// network.
     pub fn held_back(&self) -> HeldBack {
-        lock(&self.0).held_back()
+        lock(&self.index.infrastructure).held_back()
     }
 
-    /// Replaces the networks that an object reserves. Returns the networks that were added or
-    /// removed.
-    pub(super) fn set(&self, object: &Reserved, networks: Vec<IpNet>) -> Vec<IpNet> {
-        lock(&self.0).set(object, networks)
-    }
-
-    /// Names of the objects of one kind, among the objects that reserve addresses. `name` selects
-    /// the kind: it returns the name of an object of this kind, and `None` for any other object.
-    fn names(&self, name: impl Fn(&Reserved) -> Option<String>) -> HashSet<String> {
-        lock(&self.0).entries().filter_map(|(object, _)| name(object)).collect()
-    }
-}
-
-impl Views {
     /// Replaces the networks that `object` reserves. Enqueues the LoadBalancers that depend on an
     /// added or removed network.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
-        let changed = self.infrastructure.set(object, networks);
+        let changed = lock(&self.index.infrastructure).set(object, networks);
         if changed.is_empty() {
             return;
         }
@@ -78,6 +47,13 @@ impl Views {
         if object.is_held_back() {
             self.notify(ChangeEvent::Networks);
         }
+    }
+
+    /// Names of the objects of one kind, among the objects that reserve addresses. `name` selects
+    /// the kind: it returns the name of an object of this kind, and `None` for any other object.
+    fn reserving(&self, name: impl Fn(&Reserved) -> Option<String>) -> HashSet<String> {
+        let infrastructure = lock(&self.index.infrastructure);
+        infrastructure.entries().filter_map(|(object, _)| name(object)).collect()
     }
 
     /// Waits until the first lists are complete for all kinds of objects that reserve addresses.
@@ -101,7 +77,7 @@ pub(super) async fn watch_services(at: InformerContext) {
         }
         _ => None,
     };
-    let known = || views.infrastructure.names(name);
+    let known = || views.reserving(name);
     let on_event = |event: ObjectEvent<ServiceAddresses>| match event {
         ObjectEvent::Listed(service) | ObjectEvent::Changed(service) => {
             for (object, networks) in claims(&service) {
@@ -151,7 +127,7 @@ pub(super) async fn watch_service_networks(at: InformerContext) {
         Reserved::ServiceNetwork(name) => Some(name.clone()),
         _ => None,
     };
-    let known = || views.infrastructure.names(name);
+    let known = || views.reserving(name);
     let on_event = |event: ObjectEvent<ServiceCIDR>| match event {
         ObjectEvent::Listed(cidr) | ObjectEvent::Changed(cidr) => {
             let cidrs = cidr.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());

@@ -46,6 +46,7 @@ use crate::domain::load_balancer::facts::{self, LbSurroundings, Project};
 use crate::domain::network::NetworkAttachment;
 use crate::domain::network::Segment;
 use crate::domain::network::host_links::{HostLinks, NetworkReach};
+use crate::domain::network::infrastructure::Infrastructure;
 use crate::domain::reason::NoAddressReason;
 use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::domain::vm_backends::guest_network;
@@ -56,7 +57,6 @@ use crate::k8s::store::StoreWriter;
 use crate::k8s::trimmed::LbTrimming;
 use crate::locks::lock;
 use crate::metrics::Metrics;
-pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
 pub use notifier::{ChangeEvent, ChangeSubscription};
 pub use services_and_slices::{OwnedObjects, OwnedSlice};
@@ -117,8 +117,6 @@ pub struct Views {
     pub services: OwnedObjects<crate::domain::vm_backends::service::StoredService>,
     /// EndpointSlices of vm LoadBalancers, by the LoadBalancer that owns them.
     pub slices: OwnedObjects<OwnedSlice>,
-    /// Addresses that the cluster itself uses.
-    pub infrastructure: InfrastructureAddresses,
     /// Networks that the operator's options declare for DHCP. Annotations of
     /// NetworkAttachmentDefinitions may declare further networks.
     dhcp: Arc<dhcp_lease::DhcpNetworks>,
@@ -143,6 +141,8 @@ struct ViewIndexes {
     /// role has no right to list them. The value does not matter after the first complete list.
     vms_forbidden: AtomicBool,
     nodes: Mutex<HashMap<String, vms::KnownNode>>,
+    /// Addresses that the cluster itself uses.
+    infrastructure: Mutex<Infrastructure>,
     /// Facts of all networks, by the `namespace/name` of the network.
     networks: Mutex<HashMap<String, networks::NetworkFacts>>,
     /// Links of nodes for VLANs, from HostNetworkConfigs.
@@ -209,7 +209,6 @@ impl Views {
             records: records.reader(),
             services: OwnedObjects::default(),
             slices: OwnedObjects::default(),
-            infrastructure: InfrastructureAddresses::default(),
             dhcp: Arc::new(dhcp),
             index: Arc::default(),
             notifier: ChangeNotifier::default(),

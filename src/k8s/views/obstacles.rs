@@ -3,7 +3,7 @@
 
 use kube::Resource;
 
-use super::Views;
+use super::{Views, lock};
 use crate::api::LoadBalancer;
 use crate::domain::LeasedAddress;
 use crate::domain::dhcp_lease::{self, AddressUses, OtherHolder, PoolSegment};
@@ -72,6 +72,8 @@ fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> Addr
         publishes: false,
         older: older(record.meta()),
     }));
+    let reserved =
+        lock(&views.index.infrastructure).reservations(lease.ip.into()).cloned().collect();
     AddressUses {
         segment: views.segment(&lease.network),
         pools: pools
@@ -79,7 +81,7 @@ fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> Addr
             .map(|facts| PoolSegment { segment: views.segment(facts.selector.network()), facts })
             .collect(),
         others,
-        reserved: views.infrastructure.reservations(lease.ip.into()),
+        reserved,
         range: views.network_range(&lease.network),
         published: facts::leased(lb) == Some(lease.ip),
     }

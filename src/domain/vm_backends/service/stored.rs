@@ -91,7 +91,6 @@ pub fn read_service(service: &Service) -> StoredService {
     let spec = service.spec.clone().unwrap_or_default();
     let owners = owners(&service.metadata);
     let ours = owner(&service.metadata).is_some();
-    // A Service that no LoadBalancer owns is stored without annotations, ports and addresses.
     let is_kept = |key: &&String| ours && ANNOTATIONS.contains(&key.as_str());
     let port = |port: ServicePort| StoredPort {
         name: port.name.unwrap_or_default(),
