@@ -431,7 +431,8 @@ pub fn seen(lease: &Lease) -> LeaseSeen {
     seen
 }
 
-fn seconds(count: Option<i32>) -> Duration {
+/// Duration of a Lease, from the field with its seconds; zero if the field is absent or negative.
+pub(super) fn seconds(count: Option<i32>) -> Duration {
     Duration::from_secs(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
 }
 

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use chrono::{DateTime, FixedOffset, Utc};
 use ipnet::IpNet;
@@ -26,6 +26,7 @@ use crate::domain::dhcp_lease::{AGENT_PREFIX, agent_name};
 use crate::domain::load_balancer::facts;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key, split_key};
+use crate::k8s::leadership::seconds;
 use crate::k8s::store::{self, StoreWriter};
 
 /// Lease (`coordination.k8s.io/v1`) that a network's agent holds, as last observed.
@@ -321,10 +322,9 @@ impl AgentIndex {
 
 fn holding(lease: &Lease) -> AgentLease {
     let spec = lease.spec.clone().unwrap_or_default();
-    let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).unwrap_or(0);
     AgentLease {
         holder: spec.holder_identity.unwrap_or_default(),
-        duration: Duration::from_secs(seconds),
+        duration: seconds(spec.lease_duration_seconds),
         acquired: spec.acquire_time.and_then(moment),
         renewed: spec.renew_time.and_then(moment),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),

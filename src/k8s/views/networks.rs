@@ -152,7 +152,8 @@ pub(super) struct NetworkFacts {
 }
 
 fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
-    let attachment = attachment(network);
+    let plugin = serde_json::from_str::<BridgePlugin>(&network.spec.config).ok();
+    let attachment = plugin.as_ref().and_then(attachment);
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);
     let vlan = labelled.or(configured).unwrap_or_default();
@@ -166,7 +167,7 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     }
     let declaration = DhcpDeclaration {
         annotation: text(network.annotations(), ANNOTATION_DHCP),
-        form: form(network),
+        form: plugin.as_ref().map_or(NetworkForm::Other, form),
         // A long text is not cut, because a cut text could name another subnet. A fixed text that
         // is no subnet replaces the long text.
         subnets: network
@@ -188,22 +189,22 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
 
 /// Form of a network's CNI configuration: a bridge, a bridge with several VLANs (trunk), or
 /// anything else. The form decides whether an agent can attach to the network.
-fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
-    match serde_json::from_str::<BridgePlugin>(&network.spec.config) {
-        Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => NetworkForm::Other,
-        Ok(plugin) if plugin.vlan_trunk.is_empty() => NetworkForm::Bridge,
-        Ok(_) => NetworkForm::Trunk,
-        Err(_) => NetworkForm::Other,
+fn form(plugin: &BridgePlugin) -> NetworkForm {
+    if plugin.type_ != "bridge" || plugin.bridge.is_empty() {
+        NetworkForm::Other
+    } else if plugin.vlan_trunk.is_empty() {
+        NetworkForm::Bridge
+    } else {
+        NetworkForm::Trunk
     }
 }
 
 /// Bridge and VLAN of a network. `None`: the network uses no bridge of the node. No bridge has a
 /// name of more than [`LONGEST_WORD`] bytes.
-fn attachment(network: &NetworkAttachmentDefinition) -> Option<NetworkAttachment> {
-    let BridgePlugin { type_, bridge, vlan, .. } =
-        serde_json::from_str(&network.spec.config).ok()?;
+fn attachment(plugin: &BridgePlugin) -> Option<NetworkAttachment> {
+    let BridgePlugin { type_, bridge, vlan, .. } = plugin;
     let is_bridge = type_ == "bridge" && (1..=LONGEST_WORD).contains(&bridge.len());
-    is_bridge.then_some(NetworkAttachment { bridge, vlan })
+    is_bridge.then(|| NetworkAttachment { bridge: bridge.clone(), vlan: *vlan })
 }
 
 /// Address range of a network, from the annotation that Harvester writes. `None`: the annotation is
