@@ -88,7 +88,11 @@ impl LedgerTask {
                 (self.allocator.pools().get(&name), self.stored.get(&name))
             {
                 let plain = self.ctx.writer.pools_are_plain();
-                jobs.extend(job(name, pool, stored, self.crd_is_replaced, plain, &now));
+                match job(name.clone(), pool, stored, self.crd_is_replaced, plain, &now) {
+                    Some(job) => jobs.push(job),
+                    // A write without an answer was stored, for example.
+                    None => drop(self.trouble.remove(&name)),
+                }
             }
         }
         let results =

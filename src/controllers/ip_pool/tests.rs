@@ -10,14 +10,16 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower::{BoxError, service_fn};
 
+use super::commit::CommitOutcome;
 use super::mailbox::OrphanClaim;
 use super::*;
-use crate::api::IPPool;
+use crate::api::{IPPool, POOL_FINALIZER};
 use crate::controllers::second_opinion::Replica;
 use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::network::Segment;
 use crate::domain::pools::allocator::{ClaimResult, LoadBalancerIndex, PoolSeen};
 use crate::domain::pools::selection::PoolRequirement;
+use crate::domain::pools::status::pool_status;
 use crate::domain::vm_backends::health::second_opinion::ReplicaPlace;
 use crate::domain::{LbFacts, Owner};
 use crate::k8s::CallError;
@@ -251,4 +253,29 @@ async fn a_write_without_an_answer_is_not_repeated_in_its_batch_and_reported_onc
     for pool in ["a", "b", "c", "d"] {
         assert_eq!(reported.recv().await.unwrap(), pool);
     }
+}
+
+/// A write without an answer may have been stored. Then the pool that was read again needs no write,
+/// and the next failed write is the first of its trouble.
+#[tokio::test]
+async fn a_pool_that_needs_no_write_has_no_trouble() {
+    let (mut task, _ledger) = ledger();
+    let pool =
+        json!({"metadata": {"name": "a", "finalizers": [POOL_FINALIZER]}, "spec": {"ranges": []}});
+    let mut stored = StoredPool::new(&serde_json::from_value::<IPPool>(pool).unwrap());
+    let seen = task.allocator.pools().get("a").unwrap();
+    let status = pool_status(seen, &[], None, None, stored.generation, "2026-11-30T00:00:00Z");
+    stored.status = Arc::new(status);
+    task.stored.insert("a".to_owned(), stored);
+    let late = CallError::Timeout { call: ApiCall::new("write"), within: Duration::ZERO };
+    assert!(!task.count_failed_write("a", &late));
+    loop {
+        task.allocator.touch("a");
+        match task.commit().await.unwrap() {
+            CommitOutcome::Done { failed } if failed.is_empty() => break,
+            outcome => assert_eq!(outcome, CommitOutcome::Done { failed: ["a".to_owned()].into() }),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(task.count_failed_write("a", &CallError::Missing("kind", "name")));
 }
