@@ -22,7 +22,7 @@ use anyhow::{Context as _, bail, ensure};
 use chrono::Utc;
 
 use self::options::{CsiRights, OutputKind};
-use self::request::{CloudConfigRequest, MakeRequest, RequestedWork};
+use self::request::RequestedWork;
 use crate::domain::credentials::guest_account::list::{GuestCredential, table};
 use crate::domain::credentials::guest_account::output::{self, TokenMaterial};
 use crate::domain::credentials::guest_account::{
@@ -106,42 +106,40 @@ pub(super) struct CloudConfigArgs {
 
 /// Executes the request that the options express.
 pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
-    let request = request::read(&args)?;
+    let work = request::read(&args)?;
     let metrics = Metrics::new()?;
     let client = client::connect_within(PATIENCE, args.kubeconfig.as_deref(), &metrics).await?;
-    let hand = CredentialCommands { api: GuestCredentials::new(client), dry_run: request.dry_run };
-    if let Some(namespace) = &request.namespace {
+    let hand = CredentialCommands { api: GuestCredentials::new(client), args };
+    if let Some(namespace) = &hand.args.namespace {
         ensure!(
             hand.api.has_namespace(namespace).await?,
             "--namespace {namespace:?}: does not exist: give the namespace of the guest's VMs"
         );
     }
-    match &request.work {
-        RequestedWork::List => hand.list(&request).await,
-        RequestedWork::Make(guest, make) => hand.make(guest, make).await,
-        RequestedWork::Revoke(guest, what) => hand.revoke(guest, what, None).await,
-        RequestedWork::RevokeGone(guest) => hand.revoke_gone(&request, guest.as_ref()).await,
+    match work {
+        RequestedWork::List => hand.list().await,
+        RequestedWork::Make { guest, server, authority, revoke } => {
+            hand.make(&guest, server, authority, revoke.as_ref()).await
+        }
+        RequestedWork::Revoke(guest, what) => hand.revoke(&guest, &what, None).await,
+        RequestedWork::RevokeGone(guest) => hand.revoke_gone(guest.as_ref()).await,
     }
 }
 
 struct CredentialCommands {
     api: GuestCredentials,
-    dry_run: bool,
+    args: CloudConfigArgs,
 }
 
 impl CredentialCommands {
-    async fn list(&self, request: &CloudConfigRequest) -> anyhow::Result<()> {
-        let credentials = self.credentials(request).await?;
-        let table = table(&credentials, Utc::now().timestamp(), request.unused_days);
-        print(&table)
+    async fn list(&self) -> anyhow::Result<()> {
+        let credentials = self.credentials().await?;
+        print(&table(&credentials, Utc::now().timestamp(), self.args.unused_days.into()))
     }
 
-    /// All credentials of the guests that the request names.
-    async fn credentials(
-        &self,
-        request: &CloudConfigRequest,
-    ) -> anyhow::Result<Vec<GuestCredential>> {
-        let namespace = request.namespace.as_deref();
+    /// All credentials of the guests that the options name.
+    async fn credentials(&self) -> anyhow::Result<Vec<GuestCredential>> {
+        let namespace = self.args.namespace.as_deref();
         let mut survey = self.api.survey(namespace).await?;
         match self.api.machines(namespace).await {
             Ok(machines) => survey.machines = Some(machines),
@@ -150,45 +148,55 @@ impl CredentialCommands {
             }
         }
         let mut credentials = survey.credentials(namespace);
-        if let Some(cluster) = &request.cluster {
+        if let Some(cluster) = &self.args.cluster {
             credentials.retain(|credential| credential.guest.cluster == *cluster);
         }
         Ok(credentials)
     }
 
-    async fn make(&self, guest: &GuestCluster, make: &MakeRequest) -> anyhow::Result<()> {
+    /// Makes the guest's access, and prints its cloud config. The parameters are as in
+    /// [`RequestedWork::Make`].
+    async fn make(
+        &self,
+        guest: &GuestCluster,
+        server: Option<String>,
+        authority: Option<Vec<u8>>,
+        revoke: Option<&RevokeScope>,
+    ) -> anyhow::Result<()> {
+        let args = &self.args;
         // Everything that can be refused is checked before the first write.
-        let server = match &make.server {
-            Some(server) => server.clone(),
+        let server = match server {
+            Some(server) => server,
             None => output::default_server(self.api.vip().await?.as_deref()).map_err(refused)?,
         };
         let stamp = Utc::now().format("%Y%m%d%H%M%S%3f").to_string();
         let names = [guest.token(), wanted_token(guest, &ExistingObjects::default(), &stamp, true)];
         let found = self.api.found(guest, &names).await?;
-        let token = wanted_token(guest, &found, &stamp, make.rotate);
-        let csi = guest_account::csi(guest, &found, make.csi);
-        if csi == CsiAccess::None && make.csi.is_none() {
+        let token = wanted_token(guest, &found, &stamp, args.rotate);
+        let csi = guest_account::csi(guest, &found, args.csi.map(CsiAccess::from));
+        if csi == CsiAccess::None && args.csi.is_none() {
             report_progress("the guest has no rights for a CSI driver: --csi narrow grants them")?;
         }
         let found = self.complete(guest, csi, &token, &names, found).await?;
         for note in guest_account::too_much(guest, &found) {
             report_progress(&note)?;
         }
-        if self.dry_run {
+        if args.dry_run {
             print(&format!("would print the cloud config with the token of Secret {token}\n"))?;
         } else {
             let mut material = self.filled(guest, &token).await?;
-            if let Some(authority) = &make.authority {
-                material.authority.clone_from(authority);
+            if let Some(authority) = authority {
+                material.authority = authority;
             }
-            if make.check {
+            if !args.skip_check {
                 let uid = found.tokens.iter().find(|there| there.name == token);
                 let uid = uid.map(|there| there.uid.as_str()).unwrap_or_default();
                 let passing = self.api.passing(guest, (&token, uid)).await?;
                 try_out(guest, &server, &material.authority, &passing).await?;
             }
-            let text = output::text(make.form, guest, &server, &material, csi != CsiAccess::None);
-            match &make.out {
+            let (form, has_driver) = (args.output.into(), csi != CsiAccess::None);
+            let text = output::text(form, guest, &server, &material, has_driver);
+            match &args.out {
                 Some(path) => {
                     file::write(path, &text)
                         .with_context(|| format!("--out {}: cannot write", path.display()))?;
@@ -197,7 +205,7 @@ impl CredentialCommands {
                 None => print(&text)?,
             }
         }
-        match &make.revoke {
+        match revoke {
             Some(what) => self.revoke(guest, what, Some(&token)).await,
             None => self.write_placeholder(guest, Some(&token)).await,
         }
@@ -215,7 +223,7 @@ impl CredentialCommands {
     ) -> anyhow::Result<ExistingObjects> {
         for _ in 0..ROUNDS {
             let steps = plan(guest, csi, token, &found)?;
-            if self.dry_run {
+            if self.args.dry_run {
                 for step in &steps {
                     print(&format!("would create {}\n", step.object))?;
                 }
@@ -290,7 +298,7 @@ impl CredentialCommands {
     /// Removes an object. Returns `true` if the object was not removed, because another process had
     /// changed it after it was read. The caller must then read the object again.
     async fn remove(&self, removal: &ObjectRemoval) -> anyhow::Result<bool> {
-        if self.dry_run {
+        if self.args.dry_run {
             print(&format!("would delete {}\n", removal.object))?;
             return Ok(false);
         }
@@ -305,12 +313,8 @@ impl CredentialCommands {
         }
     }
 
-    async fn revoke_gone(
-        &self,
-        request: &CloudConfigRequest,
-        guest: Option<&GuestCluster>,
-    ) -> anyhow::Result<()> {
-        let credentials = self.credentials(request).await?;
+    async fn revoke_gone(&self, guest: Option<&GuestCluster>) -> anyhow::Result<()> {
+        let credentials = self.credentials().await?;
         if let (Some(GuestCluster { namespace, cluster }), []) = (guest, &credentials[..]) {
             report_progress(&format!("guest cluster {namespace}/{cluster} has no credential"))?;
         }
@@ -318,7 +322,7 @@ impl CredentialCommands {
         let mut left = Vec::new();
         for credential in &credentials {
             let GuestCluster { namespace, cluster } = &credential.guest;
-            match credential.reason_to_keep(now, request.unused_days) {
+            match credential.reason_to_keep(now, self.args.unused_days.into()) {
                 Some(why) if guest.is_some() => {
                     bail!(
                         "--revoke gone: guest cluster {namespace}/{cluster} is not gone: {why}. To \
@@ -360,7 +364,7 @@ impl CredentialCommands {
                 Some(from) => format!("a copy of Secret {from}"),
                 None => "no token".to_owned(),
             };
-            if self.dry_run {
+            if self.args.dry_run {
                 return print(&format!("would put {what} into {object}\n"));
             }
             if let Some(old) = old

@@ -1,51 +1,32 @@
-//! Parses the options of `cloud-config` into one request, or names all options that do not fit.
-
-use std::path::PathBuf;
+//! Finds the work that the options of `cloud-config` request, or names all options that do not fit.
 
 use anyhow::Context as _;
 use x509_parser::pem::Pem;
 
-use super::{CloudConfigArgs, CsiAccess, GuestCluster, RefusalReasons, RevokeScope, file};
-use crate::domain::credentials::guest_account::output::OutputForm;
+use super::{CloudConfigArgs, GuestCluster, RefusalReasons, RevokeScope, file};
 use crate::domain::credentials::guest_account::{namespace_fault, output};
 
-/// Request that the options of `cloud-config` express.
-pub(super) struct CloudConfigRequest {
-    /// Namespace of the guests. `None`: all namespaces.
-    pub(super) namespace: Option<String>,
-    /// Name of the guest cluster. `None`: all guest clusters.
-    pub(super) cluster: Option<String>,
-    pub(super) unused_days: i64,
-    pub(super) dry_run: bool,
-    pub(super) work: RequestedWork,
-}
-
+/// Work that the options of `cloud-config` request.
 pub(super) enum RequestedWork {
     List,
-    Make(GuestCluster, Box<MakeRequest>),
+    /// Makes the access of `guest`, and prints its cloud config.
+    Make {
+        guest: GuestCluster,
+        /// URL of the server. `None`: `--server` was not given.
+        server: Option<String>,
+        /// Certificate authorities of the server, in PEM. `None`: the cluster's own authorities.
+        authority: Option<Vec<u8>>,
+        /// Credentials to revoke after the new token is printed.
+        revoke: Option<RevokeScope>,
+    },
     Revoke(GuestCluster, RevokeScope),
     /// Revokes the credentials of this guest, if the guest is gone. `None`: the credentials of all
     /// requested guests that are gone.
     RevokeGone(Option<GuestCluster>),
 }
 
-pub(super) struct MakeRequest {
-    /// Rights of the CSI driver. `None`: `--csi` was not given.
-    pub(super) csi: Option<CsiAccess>,
-    pub(super) form: OutputForm,
-    pub(super) out: Option<PathBuf>,
-    pub(super) server: Option<String>,
-    /// Certificate authorities of the server, in PEM. `None`: the cluster's own authorities.
-    pub(super) authority: Option<Vec<u8>>,
-    pub(super) rotate: bool,
-    /// Whether the cloud config is tested before it is printed.
-    pub(super) check: bool,
-    /// Credentials to revoke after the new token is printed.
-    pub(super) revoke: Option<RevokeScope>,
-}
-
 /// Parses the options. `Err` names every fault, not only the first.
-pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest> {
+pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<RequestedWork> {
     let mut faults = Vec::new();
     let what = args.revoke.as_deref().map(RevokeScope::from);
     let gone = what == Some(RevokeScope::Gone);
@@ -99,31 +80,17 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest>
     if !faults.is_empty() {
         return Err(RefusalReasons(faults).into());
     }
-    let work = match (args.list, what, guest.clone()) {
+    Ok(match (args.list, what, guest) {
         (true, ..) => RequestedWork::List,
         (_, Some(RevokeScope::Gone), guest) => RequestedWork::RevokeGone(guest),
         (_, Some(what), Some(guest)) if !args.rotate => RequestedWork::Revoke(guest, what),
-        (_, what, Some(guest)) => RequestedWork::Make(
+        (_, revoke, Some(guest)) => RequestedWork::Make {
             guest,
-            Box::new(MakeRequest {
-                csi: args.csi.map(CsiAccess::from),
-                form: args.output.into(),
-                out: args.out.clone(),
-                server: server.transpose().map_err(|why| RefusalReasons(vec![why]))?,
-                authority: authority.transpose()?,
-                rotate: args.rotate,
-                check: !args.skip_check,
-                revoke: what,
-            }),
-        ),
+            server: server.transpose().map_err(|why| RefusalReasons(vec![why]))?,
+            authority: authority.transpose()?,
+            revoke,
+        },
         (_, _, None) => anyhow::bail!("--cluster: must be given"),
-    };
-    Ok(CloudConfigRequest {
-        namespace: args.namespace.clone(),
-        cluster: args.cluster.clone(),
-        unused_days: args.unused_days.into(),
-        dry_run: args.dry_run,
-        work,
     })
 }
 
