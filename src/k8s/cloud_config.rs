@@ -27,7 +27,7 @@ use zeroize::Zeroizing;
 
 use super::CallError;
 use super::calls::{ApiCall, ApiCalls as _, only_if};
-use super::credentials::raw_within;
+use super::credentials::{BoundToken, raw_within, signed_token};
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
 use crate::domain::credentials::guest_account::list::{AccountRotation, GuestObjects, GuestVm};
@@ -38,6 +38,7 @@ use crate::domain::credentials::guest_account::{
     LABEL_INVALID_SINCE, LABEL_LAST_USED, ObjectKind, ObjectRemoval, SHARED_NAMESPACES,
     StoredAccount, StoredBinding, TOKEN_TYPE, TokenSecret,
 };
+use crate::domain::credentials::secret_text::SecretText;
 
 /// Deadline of one call, and of the setup of a connection. The value is large, because the command
 /// runs in a terminal and nothing else waits for it. The deadline ends a list that arrives slowly,
@@ -252,24 +253,17 @@ impl GuestCredentials {
     }
 
     /// Requests a new token of the guest's account, to check that the account works. The token is
-    /// valid for ten minutes, and only while the Secret with the name `name` and the UID `uid`
-    /// exists. The token in the Secret itself is not used for the check: the API server would
-    /// record this use on the Secret, as if the guest had used the token.
+    /// valid for ten minutes, and only while the Secret with the name `secret` and the UID
+    /// `secret_uid` exists. The token in the Secret itself is not used for the check: the API
+    /// server would record this use on the Secret, as if the guest had used the token.
     pub async fn passing(
         &self,
         guest: &GuestCluster,
-        (name, uid): (&str, &str),
-    ) -> Result<Zeroizing<String>, CallError> {
-        let bound = json!({"apiVersion": "v1", "kind": "Secret", "name": name, "uid": uid});
-        let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": {"expirationSeconds": 600, "boundObjectRef": bound}});
-        let list = ServiceAccount::url_path(&(), Some(&guest.namespace));
-        let params = PostParams::default();
-        let bytes = body.to_string().into_bytes();
-        let request =
-            Request::new(list).create_subresource("token", &guest.cluster, &params, bytes);
-        let answer = raw_within(PATIENCE, &self.client, request).await?;
-        Ok(answer.granted::<TokenRequestFields>()?.status.token)
+        (secret, secret_uid): (&str, &str),
+    ) -> Result<SecretText, CallError> {
+        let GuestCluster { namespace, cluster: account } = guest;
+        let wanted = BoundToken { namespace, account, seconds: 600, secret, secret_uid };
+        signed_token(PATIENCE, &self.client, wanted).await
     }
 
     /// Token and CA certificate of a token Secret. `None`: the Secret lacks one of the two, or does
@@ -303,17 +297,6 @@ type Values = BTreeMap<String, Zeroizing<String>>;
 struct SecretFields {
     #[serde(default)]
     data: Option<Values>,
-}
-
-/// Fields of a TokenRequest that this client reads.
-#[derive(Deserialize)]
-struct TokenRequestFields {
-    status: SignedStatus,
-}
-
-#[derive(Deserialize)]
-struct SignedStatus {
-    token: Zeroizing<String>,
 }
 
 /// Object to create, with the values of a Secret.

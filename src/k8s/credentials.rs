@@ -1,5 +1,5 @@
 //! Reads the present state of credentials: the Secrets that consumers read, and the objects that
-//! tokens are bound to.
+//! tokens are bound to. Also requests the tokens of ServiceAccounts.
 //!
 //! Invariants:
 //! * A Secret's value is parsed here and not by kube, because kube logs text that it cannot parse.
@@ -14,15 +14,16 @@ use chrono::DateTime;
 use http::header::DATE;
 use http::{Method, Uri};
 use http_body_util::BodyExt as _;
+use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::api::ListParams;
+use k8s_openapi::api::core::v1::{Namespace, Secret, ServiceAccount};
+use kube::api::{ListParams, PostParams};
 use kube::client::Body;
 use kube::core::{PartialObjectMeta, Request, Status};
 use kube::{Api, Client, Config, Resource as _, ResourceExt as _};
 use kube_runtime::watcher;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::calls::{ApiCall, ApiCalls as _, ApiWrites as _, run_call};
@@ -126,6 +127,45 @@ pub(super) async fn raw_within(
     };
     let (code, date, body) = run_call(deadline, || ApiCall::of(&method, &uri), answer).await?;
     Ok(RawAnswer { method, uri, code, date, body })
+}
+
+/// Request for a token of a ServiceAccount. The token is valid only while the bound Secret exists.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundToken<'a> {
+    /// Namespace of the ServiceAccount and of the bound Secret.
+    pub namespace: &'a str,
+    /// Name of the ServiceAccount.
+    pub account: &'a str,
+    /// Requested lifetime of the token in seconds.
+    pub seconds: i64,
+    /// Name of the bound Secret.
+    pub secret: &'a str,
+    /// UID of the bound Secret.
+    pub secret_uid: &'a str,
+}
+
+/// Requests a token of a ServiceAccount by one call with the deadline `deadline`.
+pub(super) async fn signed_token(
+    deadline: Duration,
+    client: &Client,
+    wanted: BoundToken<'_>,
+) -> Result<SecretText, CallError> {
+    let BoundToken { namespace, account, seconds, secret, secret_uid } = wanted;
+    let list = ServiceAccount::url_path(&(), Some(namespace));
+    let body = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": {
+            "expirationSeconds": seconds,
+            "boundObjectRef":
+                {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": secret_uid},
+        },
+    });
+    let body = body.to_string().into_bytes();
+    let request =
+        Request::new(list).create_subresource("token", account, &PostParams::default(), body);
+    let answer = raw_within(deadline, client, request).await?.granted::<TokenRequest>()?;
+    let token = answer.status.and_then(|status| status.token).unwrap_or_default();
+    Ok(SecretText::new(token))
 }
 
 /// Reader of credentials. Each read has the deadline [`CALL_DEADLINE`].

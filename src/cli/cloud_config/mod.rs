@@ -192,7 +192,7 @@ impl CredentialCommands {
                 let uid = found.tokens.iter().find(|there| there.name == token);
                 let uid = uid.map(|there| there.uid.as_str()).unwrap_or_default();
                 let passing = self.api.passing(guest, (&token, uid)).await?;
-                try_out(guest, &server, &material.authority, &passing).await?;
+                try_out(guest, &server, &material.authority, passing.reveal()).await?;
             }
             let (form, has_driver) = (args.output.into(), csi != CsiAccess::None);
             let text = output::text(form, guest, &server, &material, has_driver);

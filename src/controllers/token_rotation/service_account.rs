@@ -15,7 +15,8 @@ use crate::domain::credentials::rotation::MintedCredential;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
-use crate::k8s::write::{BoundSecret, BoundToken};
+use crate::k8s::credentials::BoundToken;
+use crate::k8s::write::BoundSecret;
 use crate::rancher::ApiServer;
 
 /// Maximum number of reads of a ServiceAccount's new Secret, while the Secret contains no token

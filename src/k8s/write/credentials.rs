@@ -1,16 +1,16 @@
 //! Guarded writes of credentials: the objects that credentials are bound to, the Secrets that
 //! consumers read, and the TokenRotations.
 //!
-//! Invariant: an answer that holds a credential is parsed here and not by kube, because kube logs
-//! text that it cannot parse.
+//! Invariant: an answer that holds a credential is not parsed by kube, because kube logs text that
+//! it cannot parse.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Resource as _;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use kube::core::Request;
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ use crate::api::{
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::object_fields::digest::sha256_hex;
 use crate::k8s::calls::{ApiWrites as _, only_if};
-use crate::k8s::credentials::{RawAnswer, raw_within};
+use crate::k8s::credentials::{BoundToken, signed_token};
 use crate::k8s::{CALL_DEADLINE, CallError, count_write};
 
 /// Place of a value: a Secret, and the key under which the value is written.
@@ -53,21 +53,6 @@ pub struct BoundSecret<'a> {
     pub account: Option<&'a str>,
     /// Owner in the Secret's owner references. `None`: the Secret has no owner.
     pub owner: Option<&'a OwnerReference>,
-}
-
-/// Request for a token of a ServiceAccount. The token is valid only while the bound Secret exists.
-#[derive(Clone, Copy, Debug)]
-pub struct BoundToken<'a> {
-    /// Namespace of the ServiceAccount and of the bound Secret.
-    pub namespace: &'a str,
-    /// Name of the ServiceAccount.
-    pub account: &'a str,
-    /// Requested lifetime of the token in seconds.
-    pub seconds: i64,
-    /// Name of the bound Secret.
-    pub secret: &'a str,
-    /// UID of the bound Secret.
-    pub secret_uid: &'a str,
 }
 
 impl ApiWriter {
@@ -142,25 +127,9 @@ impl ApiWriter {
 
     /// Requests a token of a ServiceAccount from the API server, and returns the token.
     pub async fn request_token(&self, wanted: BoundToken<'_>) -> Result<SecretText, CallError> {
-        let BoundToken { namespace, account, seconds, secret, secret_uid } = wanted;
         self.check_leadership()?;
-        let list = ServiceAccount::url_path(&(), Some(namespace));
-        let request = json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": {
-                "expirationSeconds": seconds,
-                "boundObjectRef":
-                    {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": secret_uid},
-            },
-        });
-        let text = request.to_string().into_bytes();
-        let request =
-            Request::new(list).create_subresource("token", account, &PostParams::default(), text);
-        let answer = raw_within(CALL_DEADLINE, &self.client, request).await;
-        let answer = answer.and_then(RawAnswer::granted::<Value>);
-        let answer = count_write(&self.metrics, "TokenRequest", answer)?;
-        let token = answer["status"]["token"].as_str().unwrap_or_default();
-        Ok(SecretText::trimmed(token.to_owned()))
+        let token = signed_token(CALL_DEADLINE, &self.client, wanted).await;
+        count_write(&self.metrics, "TokenRequest", token)
     }
 
     /// Writes `value` under the key `at.key` of the Secret that `at` names. Creates the Secret if

@@ -13,7 +13,7 @@ mod dhcp_leases;
 mod migration;
 mod serving;
 
-pub use credentials::{BoundSecret, BoundToken, SecretKeyRef};
+pub use credentials::{BoundSecret, SecretKeyRef};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -297,6 +297,7 @@ mod tests {
     use super::*;
     use crate::api::{DHCPLease, TokenRotation, Workload, WorkloadKind};
     use crate::domain::credentials::secret_text::SecretText;
+    use crate::k8s::credentials::BoundToken;
 
     fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
         let allocated = allocated.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
