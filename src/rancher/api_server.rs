@@ -13,32 +13,22 @@ use tokio::time::{sleep, timeout};
 
 use super::error::safe;
 use super::issuer::pem;
-use super::token_bearer::{REVIEW, bearer};
-use super::transport::ServerTarget;
-use super::{RancherError, TrustedRoots};
+use super::token_bearer::REVIEW;
+use super::{RancherError, ServerClient};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
+use crate::domain::credentials::secret_text::SecretText;
 
 /// Pause between two calls that test a new token. The first call may fail, because the servers
 /// behind one URL accept a new token at different times.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
-/// A Kubernetes API server, reached directly or through a proxy path.
-pub struct ApiServer(pub(super) ServerTarget);
-
-impl ApiServer {
-    /// The API server that a kubeconfig names. The error says why no token may be sent to the
-    /// server.
+impl ServerClient {
+    /// Client for the API server that a kubeconfig names. The error says why no token may be sent
+    /// to the server.
     pub fn of(reach: &ServerEndpoint) -> Result<Self, String> {
         reach.check().map_err(|fault| fault.to_string())?;
         let authority = reach.authority.as_deref().map(pem).transpose()?;
-        let trust = authority.as_deref().map_or(TrustedRoots::System, TrustedRoots::Pem);
-        Self::new(&reach.server, trust, reach.server_name.as_deref())
-    }
-
-    /// The API server at a URL. The error says why the URL or the authorities cannot be used.
-    /// `name`: the name in the server's certificate, if it differs from the URL's host.
-    pub fn new(url: &str, trust: TrustedRoots<'_>, name: Option<&str>) -> Result<Self, String> {
-        ServerTarget::new(url, trust, name).map(Self)
+        Self::new(&reach.server, authority.as_deref(), reach.server_name.as_deref())
     }
 
     /// Tests whether the server accepts `token` as a token of `user`: asks the server for the
@@ -46,14 +36,19 @@ impl ApiServer {
     /// If the server does not know the token yet, or forbids the question, the server is asked
     /// again. The test fails after two faults of other kinds, or after the time `within`. `Err`:
     /// the last fault.
-    pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
-        let call = self.0.name_call(&Method::POST, REVIEW);
+    pub async fn accepts(
+        &self,
+        token: &SecretText,
+        user: &str,
+        within: Duration,
+    ) -> Result<(), String> {
+        let call = self.name_call(&Method::POST, REVIEW);
         let mut why =
             RancherError::Silent(call, format!("not within {} s", within.as_secs())).to_string();
         let asked = async {
             let mut faults = 0;
             while faults < 2 {
-                match bearer(&self.0, token).await.map(|bearer| bearer.value.user) {
+                match self.bearer(token).await.map(|bearer| bearer.user) {
                     Ok(Some(who)) if who != user => {
                         faults += 1;
                         why = format!(

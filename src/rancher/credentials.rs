@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 use super::error::RancherError;
 use super::transport::WireAnswer;
-use super::{DatedAnswer, RancherClient, parsed};
+use super::{DatedAnswer, ServerClient, parsed};
 use crate::domain::credentials::children::ListedCredential;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
@@ -83,7 +83,7 @@ struct Pagination {
     partial: bool,
 }
 
-impl RancherClient {
+impl ServerClient {
     /// Reads the Secret of the cloud credential `name`. `None`: no Secret has this name.
     pub async fn stored(
         &self,
@@ -144,7 +144,7 @@ impl RancherClient {
     pub async fn credentials(
         &self,
         key: &SecretText,
-    ) -> Result<DatedAnswer<Vec<ListedCredential>>, RancherError> {
+    ) -> Result<Vec<ListedCredential>, RancherError> {
         let answer = self.send(key, Method::GET, LIST, None).await?;
         let list: CredentialList = parsed(&answer)?;
         if list.pagination.is_some_and(|pagination| pagination.partial) {
@@ -158,13 +158,13 @@ impl RancherClient {
                 owner: row.creator_id.unwrap_or_default(),
             })
         });
-        Ok(DatedAnswer { value: listed.collect(), date: answer.date })
+        Ok(listed.collect())
     }
 
     /// Error for content that cannot be written into the Secret of the cloud credential `name`. No
     /// request was sent.
     pub(super) fn not_written(&self, name: &str, why: String) -> RancherError {
-        let call = self.0.name_call(&Method::PATCH, &format!("{SECRETS}/{name}"));
+        let call = self.name_call(&Method::PATCH, &format!("{SECRETS}/{name}"));
         RancherError::Refused { call, status: 0, message: why }
     }
 
@@ -174,7 +174,7 @@ impl RancherClient {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if name.is_empty() || !name.chars().all(fits) {
             let why = "the name must have only lower-case letters, digits and dashes".to_owned();
-            return Err(RancherError::NotFound(self.0.name_call(method, SECRETS), why));
+            return Err(RancherError::NotFound(self.name_call(method, SECRETS), why));
         }
         Ok(format!("{SECRETS}/{name}"))
     }

@@ -4,10 +4,7 @@
 use http::Method;
 
 use super::token_bearer::REVIEW;
-use super::{
-    DatedAnswer, ListedToken, RancherClient, RancherError, TokenApi, TokenList, TokenOrder,
-    TrustedRoots,
-};
+use super::{DatedAnswer, ListedToken, RancherError, ServerClient, TokenApi, TokenList, TokenOrder};
 use crate::domain::credentials::children::ListedCredential;
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::{IssuerReport, MintedCredential, TargetCredential};
@@ -18,7 +15,7 @@ use crate::domain::credentials::token::TokenClaims;
 /// A Rancher, and the API key for the calls to it.
 #[derive(Clone, Debug)]
 pub struct RancherIssuer {
-    pub(super) rancher: RancherClient,
+    pub(super) rancher: ServerClient,
     pub(super) key: SecretText,
     /// Certificate authorities of the Rancher from the spec, in PEM. `None`: the spec contains
     /// none.
@@ -92,8 +89,7 @@ impl RancherIssuer {
     /// An issuer for the Rancher at a URL. The error says why the URL or the authorities cannot be
     /// used.
     pub fn new(url: &str, authority: Option<&str>, key: SecretText) -> Result<Self, String> {
-        let trust = authority.map_or(TrustedRoots::System, TrustedRoots::Pem);
-        let rancher = RancherClient::new(url, trust)?;
+        let rancher = ServerClient::new(url, authority, None)?;
         Ok(Self { rancher, key, authority: authority.map(str::to_owned) })
     }
 
@@ -117,17 +113,17 @@ impl RancherIssuer {
             return Ok(token.user.clone());
         }
         let local = self.rancher.behind("local");
-        let bearer = local.bearer(&self.key).await?.value;
+        let bearer = local.bearer(&self.key).await?;
         let why =
             "Rancher's own cluster must run Kubernetes 1.28 or later to name the API key's user";
         bearer.user.ok_or_else(|| {
-            RancherError::NotFound(local.0.name_call(&Method::POST, REVIEW), why.to_owned())
+            RancherError::NotFound(local.name_call(&Method::POST, REVIEW), why.to_owned())
         })
     }
 
     /// Cloud credentials for Harvester that the API key's user may see.
     pub async fn credentials(&self) -> Result<Vec<ListedCredential>, RancherError> {
-        Ok(self.rancher.credentials(&self.key).await?.value)
+        self.rancher.credentials(&self.key).await
     }
 
     /// Makes a token with the description `name`, and returns it with its hash and times.
@@ -165,8 +161,7 @@ impl RancherIssuer {
         };
         let bearer = place.bearer(value).await;
         let bearer = bearer
-            .map_err(|e| TokenFault::of("cannot use the new token where it will be used", &e))?
-            .value;
+            .map_err(|e| TokenFault::of("cannot use the new token where it will be used", &e))?;
         if let Some(named) = bearer.token
             && named != name.trim_start_matches("ext/")
             && named != name
@@ -244,13 +239,13 @@ impl RancherIssuer {
     /// Client for a cluster behind this Rancher. `reach`: server of the cluster, from a kubeconfig.
     /// The certificate authorities are those of the kubeconfig. If it has none, they are those of
     /// the spec. `Err`: why the server cannot be used.
-    pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<RancherClient, String> {
+    pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<ServerClient, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),
             Some(encoded) => Some(pem(encoded)?),
         };
-        let trust = authority.as_deref().map_or(TrustedRoots::System, TrustedRoots::Pem);
-        self.rancher.cluster(&reach.server, trust, reach.server_name.as_deref())
+        let name = reach.server_name.as_deref();
+        self.rancher.cluster(&reach.server, authority.as_deref(), name)
     }
 }
 

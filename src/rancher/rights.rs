@@ -9,9 +9,7 @@ use http::Method;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::token_bearer::allowed;
-use super::transport::ServerTarget;
-use super::{ApiServer, RancherClient, RancherError, RancherIssuer, TokenFault, parsed};
+use super::{RancherError, RancherIssuer, ServerClient, TokenFault, parsed};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
 use crate::domain::credentials::secret_text::SecretText;
@@ -50,80 +48,84 @@ impl RancherIssuer {
             Ok(place) => place,
             Err(why) => return Ok(TokenRights::Unknown(why)),
         };
-        Ok(match timeout(ASKED_WITHIN, place.rights(value)).await {
-            Ok(Ok(rights)) => rights,
-            Ok(Err(error @ RancherError::Unauthorized(_))) => {
-                return Err(TokenFault::of("cannot check the rights of the new token", &error));
-            }
-            Ok(Err(error)) => TokenRights::Unknown(error.to_string()),
-            Err(_) => TokenRights::Unknown(unanswered()),
-        })
+        let rights = place.rights(value, None, |right| right.lacking()).await;
+        rights.map_err(|e| TokenFault::of("cannot check the rights of the new token", &e))
     }
 }
 
-impl ApiServer {
+impl ServerClient {
     /// Reviews the rights that Rancher's node driver needs. They are enough if the token's bearer
     /// has all of them cluster-wide, or all of them in one of `namespaces`. `account`:
     /// ServiceAccount of the token, for the message about a missing right.
-    pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> TokenRights {
+    pub async fn account_rights(
+        &self,
+        token: &SecretText,
+        account: &str,
+        namespaces: &[String],
+    ) -> TokenRights {
+        let lacking = |right: DriverRight| right.account_lacks(account);
+        let rights = self.rights(token, Some(namespaces), lacking).await;
+        rights.unwrap_or_else(|error| TokenRights::Unknown(error.to_string()))
+    }
+
+    /// Reviews the rights that Rancher's node driver needs, in the whole cluster, and then in each
+    /// of `namespaces`. `None`: the namespaces that the token's user may see, [`MOST_NAMESPACES`]
+    /// at most. `lacking`: makes the message about a right that is missing. `Err`: the server does
+    /// not accept the token.
+    async fn rights(
+        &self,
+        token: &SecretText,
+        namespaces: Option<&[String]>,
+        lacking: impl Fn(DriverRight) -> String,
+    ) -> Result<TokenRights, RancherError> {
         let asked = async {
-            let Some(lacking) = lacks(&self.0, token, None).await? else {
+            let Some(right) = self.lacks(token, None).await? else {
                 return Ok(TokenRights::Enough);
             };
-            for namespace in namespaces {
-                if lacks(&self.0, token, Some(namespace)).await?.is_none() {
+            // A right that is missing cluster-wide may exist in a namespace.
+            let (all, most) = match namespaces {
+                Some(all) => (all.to_vec(), usize::MAX),
+                None => (self.namespaces(token).await?, MOST_NAMESPACES),
+            };
+            for namespace in all.iter().take(most) {
+                if self.lacks(token, Some(namespace)).await?.is_none() {
                     return Ok(TokenRights::Enough);
                 }
             }
-            Ok::<_, RancherError>(TokenRights::Lacking(lacking.account_lacks(account)))
+            Ok::<_, RancherError>(if all.len() > most {
+                let count = all.len();
+                let why = format!("the user may see {count} namespaces, too many to check");
+                TokenRights::Unknown(why)
+            } else {
+                TokenRights::Lacking(lacking(right))
+            })
         };
         match timeout(ASKED_WITHIN, asked).await {
-            Ok(Ok(rights)) => rights,
-            Ok(Err(error)) => TokenRights::Unknown(error.to_string()),
-            Err(_) => TokenRights::Unknown(unanswered()),
-        }
-    }
-}
-
-/// Reason why the rights are unknown: the server did not answer in time.
-fn unanswered() -> String {
-    format!("the server did not answer within {} s", ASKED_WITHIN.as_secs())
-}
-
-/// The first right of the node driver that a token's bearer lacks. `None`: the bearer has all
-/// rights. `namespace`: namespace where the bearer must have the rights. `None` as the namespace:
-/// the bearer must have the rights in all namespaces.
-async fn lacks(
-    server: &ServerTarget,
-    token: &str,
-    namespace: Option<&str>,
-) -> Result<Option<DriverRight>, RancherError> {
-    for right in RIGHTS {
-        if !allowed(server, token, &right.review(namespace)).await?.value {
-            return Ok(Some(right));
-        }
-    }
-    Ok(None)
-}
-
-impl RancherClient {
-    async fn rights(&self, token: &SecretText) -> Result<TokenRights, RancherError> {
-        let Some(lacking) = lacks(&self.0, token.reveal(), None).await? else {
-            return Ok(TokenRights::Enough);
-        };
-        // A right that is missing cluster-wide may exist in a namespace.
-        let namespaces = self.namespaces(token).await?;
-        for namespace in namespaces.iter().take(MOST_NAMESPACES) {
-            if lacks(&self.0, token.reveal(), Some(namespace)).await?.is_none() {
-                return Ok(TokenRights::Enough);
+            Ok(Err(error @ RancherError::Unauthorized(_))) => Err(error),
+            Ok(Err(error)) => Ok(TokenRights::Unknown(error.to_string())),
+            Ok(rights) => rights,
+            Err(_) => {
+                let seconds = ASKED_WITHIN.as_secs();
+                let why = format!("the server did not answer within {seconds} s");
+                Ok(TokenRights::Unknown(why))
             }
         }
-        Ok(if namespaces.len() > MOST_NAMESPACES {
-            let count = namespaces.len();
-            TokenRights::Unknown(format!("the user may see {count} namespaces, too many to check"))
-        } else {
-            TokenRights::Lacking(lacking.lacking())
-        })
+    }
+
+    /// The first right of the node driver that a token's bearer lacks. `None`: the bearer has all
+    /// rights. `namespace`: namespace where the bearer must have the rights. `None` as the
+    /// namespace: the bearer must have the rights in all namespaces.
+    async fn lacks(
+        &self,
+        token: &SecretText,
+        namespace: Option<&str>,
+    ) -> Result<Option<DriverRight>, RancherError> {
+        for right in RIGHTS {
+            if !self.allowed(token, &right.review(namespace)).await? {
+                return Ok(Some(right));
+            }
+        }
+        Ok(None)
     }
 
     /// Names of the namespaces that the token's user may see.

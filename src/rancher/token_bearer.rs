@@ -8,8 +8,8 @@ use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::transport::{ServerTarget, WireAnswer, WireRequest};
-use super::{DatedAnswer, RancherError, parsed, plain};
+use super::{RancherError, ServerClient, parsed, plain};
+use crate::domain::credentials::secret_text::SecretText;
 
 /// Path of SelfSubjectAccessReviews, which every account may create at every API server. The
 /// request succeeds if the server accepts the token, and fails otherwise.
@@ -46,56 +46,42 @@ struct UserInfo {
     extra: BTreeMap<String, Vec<String>>,
 }
 
-/// Asks the server for the user of the token.
-pub(super) async fn bearer(
-    there: &ServerTarget,
-    token: &str,
-) -> Result<DatedAnswer<TokenBearer>, RancherError> {
-    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-    let answer = match post(there, token, REVIEW, &review).await {
-        Err(RancherError::NotFound(..)) => return accepted(there, token).await,
-        other => other?,
-    };
-    let UserInfo { username, mut extra } = parsed::<TokenReview>(&answer)?.status.user_info;
-    if username == "system:anonymous" || username == "system:unauthenticated" {
-        return Err(RancherError::Unauthorized(answer.call));
+impl ServerClient {
+    /// Asks the server for the user of a token. Success proves that the server accepts the token. A
+    /// request for the server's version would prove nothing, because servers answer such a request
+    /// without authentication.
+    pub async fn bearer(&self, token: &SecretText) -> Result<TokenBearer, RancherError> {
+        let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+        let answer = match self.send(token, Method::POST, REVIEW, Some(plain(&review))).await {
+            // The server cannot name the token's user. It is asked only whether it accepts the
+            // token.
+            Err(RancherError::NotFound(..)) => {
+                let review = json!({
+                    "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+                    "spec": {"nonResourceAttributes": {"path": "/api", "verb": "get"}},
+                });
+                self.allowed(token, &review).await?;
+                return Ok(TokenBearer { user: None, token: None });
+            }
+            other => other?,
+        };
+        let UserInfo { username, mut extra } = parsed::<TokenReview>(&answer)?.status.user_info;
+        if username == "system:anonymous" || username == "system:unauthenticated" {
+            return Err(RancherError::Unauthorized(answer.call));
+        }
+        let named = extra.remove("requesttokenid").and_then(|names| names.into_iter().next());
+        Ok(TokenBearer { user: Some(username), token: named })
     }
-    let named = extra.remove("requesttokenid").and_then(|names| names.into_iter().next());
-    Ok(DatedAnswer { value: TokenBearer { user: Some(username), token: named }, date: answer.date })
-}
 
-/// Asks the server only whether it accepts the token. Used if the server cannot name the token's
-/// user.
-async fn accepted(
-    there: &ServerTarget,
-    token: &str,
-) -> Result<DatedAnswer<TokenBearer>, RancherError> {
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-        "spec": {"nonResourceAttributes": {"path": "/api", "verb": "get"}},
-    });
-    let date = allowed(there, token, &review).await?.date;
-    Ok(DatedAnswer { value: TokenBearer { user: None, token: None }, date })
-}
-
-/// Asks the server whether the token's bearer has the right in the SelfSubjectAccessReview
-/// `review`.
-pub(super) async fn allowed(
-    there: &ServerTarget,
-    token: &str,
-    review: &Value,
-) -> Result<DatedAnswer<bool>, RancherError> {
-    let answer = post(there, token, ACCESS_REVIEW, review).await?;
-    let allowed = parsed::<Value>(&answer)?["status"]["allowed"].as_bool();
-    let value = allowed.ok_or_else(|| answer.unreadable("it is not a review"))?;
-    Ok(DatedAnswer { value, date: answer.date })
-}
-
-async fn post(
-    there: &ServerTarget,
-    token: &str,
-    path: &str,
-    body: &Value,
-) -> Result<WireAnswer, RancherError> {
-    there.call(WireRequest { method: Method::POST, path, token, body: Some(plain(body)) }).await
+    /// Asks the server whether the token's bearer has the right in the SelfSubjectAccessReview
+    /// `review`.
+    pub(super) async fn allowed(
+        &self,
+        token: &SecretText,
+        review: &Value,
+    ) -> Result<bool, RancherError> {
+        let answer = self.send(token, Method::POST, ACCESS_REVIEW, Some(plain(review))).await?;
+        let allowed = parsed::<Value>(&answer)?["status"]["allowed"].as_bool();
+        allowed.ok_or_else(|| answer.unreadable("it is not a review"))
+    }
 }

@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 
 use super::error::{RancherError, safe};
 use super::transport::WireAnswer;
-use super::{DatedAnswer, RancherClient, parsed, plain};
+use super::{DatedAnswer, ServerClient, parsed, plain};
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp;
 
@@ -43,7 +43,7 @@ impl TokenApi {
     }
 }
 
-/// Tokens that Rancher lists to an API key: see [`RancherClient::tokens`].
+/// Tokens that Rancher lists to an API key: see [`ServerClient::tokens`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenList {
     /// The API that lists the tokens, and makes new ones.
@@ -152,7 +152,7 @@ struct NewList {
     items: Vec<NewForm>,
 }
 
-impl RancherClient {
+impl ServerClient {
     /// Makes a token for the user of the key, by the API that [`Self::tokens`] found.
     ///
     /// If the answer is lost, the token may exist, but its secret is lost. [`Self::tokens`] lists
@@ -266,7 +266,7 @@ impl RancherClient {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
         if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
             let why = format!("{:?} is not the name of a token", safe(name));
-            return Err(RancherError::NotFound(self.0.name_call(method, folder), why));
+            return Err(RancherError::NotFound(self.name_call(method, folder), why));
         }
         Ok(format!("{folder}/{name}"))
     }

@@ -3,6 +3,8 @@
 //! Invariants:
 //!
 //! * A call uses HTTPS only, and does not follow a redirect.
+//! * A token is sent only to a server whose certificate was verified. The trusted authorities are
+//!   either exactly the given ones, or exactly the system's.
 //! * At most [`LONGEST_BODY`] of an answer is read.
 //! * Connecting and the whole call have deadlines.
 //! * A call is sent once and never repeated.
@@ -15,6 +17,7 @@
 //! a client, and one drives each connection. Here a call has no task. Its future contains the
 //! connection, so the connection is closed as soon as the call ends or is dropped.
 
+use std::fmt;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -36,7 +39,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
 use super::error::{RancherCall, RancherError, safe, unconnected};
-use super::trusted_roots::{TrustedRoots, settings};
+use crate::domain::credentials::secret_text::SecretText;
 use crate::tls;
 
 const CONNECT: Duration = Duration::from_secs(8);
@@ -48,27 +51,33 @@ const LONGEST_BODY: usize = 8 << 20;
 const LONGEST_HEAD: usize = 64 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
 
-/// A server, as the target of calls. Cheap to clone.
+/// Client of one server: a Rancher, a cluster behind it, or an API server. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct ServerTarget {
+pub struct ServerClient {
     host: String,
     port: u16,
     /// Prefix that is put before the path of every call to this server, without a slash at its end.
     /// Empty if there is no prefix.
-    pub(super) prefix: String,
+    prefix: String,
     authority: HeaderValue,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
 }
 
+impl fmt::Debug for ServerClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Server")
+    }
+}
+
 /// A request.
-pub(super) struct WireRequest<'a> {
-    pub(super) method: Method,
+struct WireRequest<'a> {
+    method: Method,
     /// Path and query.
-    pub(super) path: &'a str,
-    pub(super) token: &'a str,
+    path: &'a str,
+    token: &'a str,
     /// Content type and body.
-    pub(super) body: Option<(&'static str, Zeroizing<Vec<u8>>)>,
+    body: Option<(&'static str, Zeroizing<Vec<u8>>)>,
 }
 
 /// A successful answer.
@@ -88,14 +97,45 @@ impl WireAnswer {
     }
 }
 
-impl ServerTarget {
-    /// A server at a URL. The error says why the URL or the authorities cannot be used.
-    pub(super) fn new(
+impl ServerClient {
+    /// Client for the server at a URL. The error says why the URL or the authorities cannot be
+    /// used. `authorities`: certificate authorities that may have signed the server's certificate,
+    /// in PEM. `None`: those that the system trusts. `name`: the name in the server's certificate,
+    /// if it differs from the URL's host.
+    pub fn new(url: &str, authorities: Option<&str>, name: Option<&str>) -> Result<Self, String> {
+        let tls = match authorities {
+            Some(pem) => tls::trusting(pem),
+            None => {
+                let right = "give the certificate authority of the server";
+                tls::trusting_system().map_err(|why| format!("{why}: {right}"))
+            }
+        };
+        Self::with(url, tls?, name)
+    }
+
+    /// Client for a cluster behind this server, at the URL that a kubeconfig names. A URL on
+    /// another server is an error, because the other server would get the token. `authorities` and
+    /// `name`: as for [`Self::new`].
+    pub fn cluster(
+        &self,
         url: &str,
-        trust: TrustedRoots<'_>,
+        authorities: Option<&str>,
         name: Option<&str>,
     ) -> Result<Self, String> {
-        Self::with(url, settings(trust)?, name)
+        let there = Self::new(url, authorities, name)?;
+        if !there.is_at(self) {
+            return Err("the server in the kubeconfig is not this Rancher".to_owned());
+        }
+        if there.prefix.is_empty() {
+            let right = "a cluster behind this Rancher: https://RANCHER/k8s/clusters/ID";
+            return Err(format!("the server in the kubeconfig must be {right}"));
+        }
+        Ok(there)
+    }
+
+    /// Client for the cluster with the Rancher ID `id`, behind this server.
+    pub(super) fn behind(&self, id: &str) -> Self {
+        Self { prefix: format!("{}/k8s/clusters/{id}", self.prefix), ..self.clone() }
     }
 
     fn with(url: &str, tls: ClientConfig, name: Option<&str>) -> Result<Self, String> {
@@ -121,13 +161,8 @@ impl ServerTarget {
     }
 
     /// Whether both servers have the same host and port. The prefixes may differ.
-    pub(super) fn is_at(&self, other: &Self) -> bool {
+    fn is_at(&self, other: &Self) -> bool {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
-    }
-
-    /// The same server, with `path` appended to its prefix.
-    pub(super) fn below(&self, path: &str) -> Self {
-        Self { prefix: format!("{}{path}", self.prefix), ..self.clone() }
     }
 
     /// Name that an error gives to a call to this server with this method and this path.
@@ -135,14 +170,21 @@ impl ServerTarget {
         RancherCall::new(method, &format!("{}{path}", self.prefix))
     }
 
-    /// Sends a request and reads the answer.
-    pub(super) async fn call(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
+    /// Sends a request with a token, and reads the answer. `body`: content type and body.
+    pub(super) async fn send(
+        &self,
+        token: &SecretText,
+        method: Method,
+        path: &str,
+        body: Option<(&'static str, Zeroizing<Vec<u8>>)>,
+    ) -> Result<WireAnswer, RancherError> {
+        let token = token.reveal();
         // No request with an empty token is sent, because the server would treat the request as
         // anonymous.
-        if ask.token.is_empty() {
-            return Err(RancherError::Unauthorized(self.name_call(&ask.method, ask.path)));
+        if token.is_empty() {
+            return Err(RancherError::Unauthorized(self.name_call(&method, path)));
         }
-        self.within(ask).await
+        self.within(WireRequest { method, path, token, body }).await
     }
 
     async fn within(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
@@ -231,7 +273,7 @@ impl ServerTarget {
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let call = RancherCall::new(&Method::GET, path);
     let unfit = |message| RancherError::Refused { call: call.clone(), status: 0, message };
-    let there = ServerTarget::with(url, tls::unverified().map_err(unfit)?, None).map_err(unfit)?;
+    let there = ServerClient::with(url, tls::unverified().map_err(unfit)?, None).map_err(unfit)?;
     let ask = WireRequest { method: Method::GET, path, token: "", body: None };
     let answer = there.within(ask).await?;
     let text = std::str::from_utf8(&answer.body);
@@ -266,9 +308,9 @@ fn seconds(date: &HeaderValue) -> Option<i64> {
 mod tests {
     use super::*;
 
-    fn endpoint(url: &str) -> Result<ServerTarget, String> {
+    fn endpoint(url: &str) -> Result<ServerClient, String> {
         let authority = rcgen::generate_simple_self_signed(["x".to_owned()]).unwrap();
-        ServerTarget::new(url, TrustedRoots::Pem(&authority.cert.pem()), None)
+        ServerClient::new(url, Some(&authority.cert.pem()), None)
     }
 
     #[test]
@@ -301,7 +343,7 @@ mod tests {
         }
         assert!(endpoint("https://A:443/x").unwrap().is_at(&endpoint("https://a").unwrap()));
         assert!(!endpoint("https://a:444").unwrap().is_at(&endpoint("https://a").unwrap()));
-        assert!(ServerTarget::new("https://a", TrustedRoots::Pem("nothing"), None).is_err());
+        assert!(ServerClient::new("https://a", Some("nothing"), None).is_err());
     }
 
     #[test]
@@ -315,9 +357,10 @@ mod tests {
     async fn without_a_token_nothing_is_sent() {
         let closed = endpoint("https://127.0.0.1:1").unwrap();
         for token in ["", "a\nb"] {
-            let ask = WireRequest { method: Method::GET, path: "/", token, body: None };
+            let token = SecretText::new(token.to_owned());
+            let sent = closed.send(&token, Method::GET, "/", None).await;
             let call = RancherCall::new(&Method::GET, "/");
-            assert_eq!(closed.call(ask).await.err(), Some(RancherError::Unauthorized(call)));
+            assert_eq!(sent.err(), Some(RancherError::Unauthorized(call)));
         }
     }
 }

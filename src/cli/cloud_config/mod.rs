@@ -29,11 +29,12 @@ use crate::domain::credentials::guest_account::{
     self, CreationStep, CsiAccess, ExistingObjects, GuestCluster, NamePlaceholder, ObjectRemoval,
     RefusalReasons, RevokeScope, plan, revoke, wanted_token,
 };
+use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
 use crate::k8s::client;
 use crate::k8s::cloud_config::{GuestCredentials, PATIENCE};
 use crate::metrics::Metrics;
-use crate::rancher::{ApiServer, TrustedRoots};
+use crate::rancher::ServerClient;
 
 /// Maximum number of rounds of one task. A round reads the objects and makes changes. Another round
 /// follows if an object has changed, by this process or by another process.
@@ -192,7 +193,7 @@ impl CredentialCommands {
                 let uid = found.tokens.iter().find(|there| there.name == token);
                 let uid = uid.map(|there| there.uid.as_str()).unwrap_or_default();
                 let passing = self.api.passing(guest, (&token, uid)).await?;
-                try_out(guest, &server, &material.authority, passing.reveal()).await?;
+                try_out(guest, &server, &material.authority, &passing).await?;
             }
             let (form, has_driver) = (args.output.into(), csi != CsiAccess::None);
             let text = output::text(form, guest, &server, &material, has_driver);
@@ -396,12 +397,12 @@ async fn try_out(
     guest: &GuestCluster,
     server: &str,
     authority: &[u8],
-    token: &str,
+    token: &SecretText,
 ) -> anyhow::Result<()> {
     let bearer = format!("system:serviceaccount:{}:{}", guest.namespace, guest.cluster);
     let tried = async {
         let authority = String::from_utf8_lossy(authority);
-        let there = ApiServer::new(server, TrustedRoots::Pem(&authority), None)?;
+        let there = ServerClient::new(server, Some(&authority), None)?;
         there.accepts(token, &bearer, CHECKED).await
     };
     tried.await.map_err(|why| {

@@ -17,7 +17,7 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::BoundToken;
 use crate::k8s::write::BoundSecret;
-use crate::rancher::ApiServer;
+use crate::rancher::ServerClient;
 
 /// Maximum number of reads of a ServiceAccount's new Secret, while the Secret contains no token
 /// yet.
@@ -125,16 +125,17 @@ impl RotationRun<'_> {
         let account = format!("{}:{}", self.namespace(), self.account());
         let there = self.own_server().or_else(|| self.read.reach.clone());
         let there = there.unwrap_or_else(|| self.context.ctx.credentials.own_way());
-        let there = ApiServer::of(&there).map_err(StepFault::Step)?;
+        let there = ServerClient::of(&there).map_err(StepFault::Step)?;
         let expected = format!("system:serviceaccount:{account}");
-        let tried = there.accepts(token.reveal(), &expected, TEST_DEADLINE).await;
+        let tried = there.accepts(token, &expected, TEST_DEADLINE).await;
         tried.map_err(StepFault::Step)?;
         if !self.is_for_cloud_credential() {
             return Ok(());
         }
         let namespaces = self.context.ctx.credentials.namespaces().await;
         let namespaces = namespaces.map_err(StepFault::Call)?;
-        let rights = there.rights(token.reveal(), &account.replace(':', "/"), &namespaces).await;
+        let account = account.replace(':', "/");
+        let rights = there.account_rights(token, &account, &namespaces).await;
         self.missing_rights(rights).map_or(Ok(()), |why| Err(StepFault::Step(why)))
     }
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{ANNOTATION_RANCHER_URL, TokenRotation};
 use harvester_guest_operator::domain::credentials::secret_text::SecretText;
-use harvester_guest_operator::rancher::{RancherClient, TrustedRoots};
+use harvester_guest_operator::rancher::ServerClient;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::eventually;
@@ -119,8 +119,8 @@ impl Site {
 
     /// Uses a token as Rancher's driver does.
     async fn uses(&self, token: &str) -> Result<()> {
-        let trust = TrustedRoots::Pem(self.there.ca_pem());
-        let client = RancherClient::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
+        let trust = Some(self.there.ca_pem());
+        let client = ServerClient::new(self.there.url(), trust, None).map_err(anyhow::Error::msg)?;
         let url = format!("{}/k8s/clusters/c-m-prod", self.there.url());
         let cluster = client.cluster(&url, trust, None).map_err(anyhow::Error::msg)?;
         cluster.bearer(&SecretText::new(token.to_owned())).await?;

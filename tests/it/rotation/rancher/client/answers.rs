@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::rancher::{RancherClient, RancherError, TokenApi, TrustedRoots};
+use harvester_guest_operator::rancher::{RancherError, ServerClient, TokenApi};
 use testbed::Verdict;
 use testbed::rancher::Version;
 
@@ -85,8 +85,8 @@ async fn an_untrusted_server_receives_nothing() -> Result<()> {
     let other = testbed::Authority::new("other")?;
     let other = other.pem();
     // The system's authorities do not include the test's.
-    for trust in [TrustedRoots::Pem(&other), TrustedRoots::System] {
-        let Ok(client) = RancherClient::new(site.there.url(), trust) else { continue };
+    for trust in [Some(other.as_str()), None] {
+        let Ok(client) = ServerClient::new(site.there.url(), trust, None) else { continue };
         let error = client
             .mint(&site.key, TokenApi::V3, order("x"))
             .await

@@ -73,7 +73,7 @@ async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
     let other = site.there.user(false);
     for (user, expected) in [(&site.user, 1), (&other, 0), (&site.there.user(true), 1)] {
         let key = SecretText::new(site.there.api_key(user, 0, ""));
-        let listed = site.client.credentials(&key).await?.value;
+        let listed = site.client.credentials(&key).await?;
         assert_eq!(listed.len(), expected);
         for one in listed {
             assert_eq!(

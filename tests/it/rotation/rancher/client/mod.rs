@@ -8,8 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::domain::credentials::kubeconfig::ServerEndpoint;
 use harvester_guest_operator::domain::credentials::secret_text::SecretText;
 use harvester_guest_operator::rancher::{
-    ListedToken, RancherClient, RancherError, RancherIssuer, TokenApi, TokenOrder, TokenRights,
-    TrustedRoots,
+    ListedToken, RancherError, RancherIssuer, ServerClient, TokenApi, TokenOrder, TokenRights,
 };
 use testbed::Verdict;
 use testbed::rancher::{Role, Version};
@@ -19,7 +18,7 @@ const DAY: i64 = 86_400;
 /// Stand-in for Rancher, with a user, the user's API key, and a client.
 struct Site {
     there: testbed::Rancher,
-    client: RancherClient,
+    client: ServerClient,
     user: String,
     key: SecretText,
 }
@@ -30,15 +29,15 @@ impl Site {
         let user = there.user(false);
         there.cluster("c-m-prod", "prod", &[&user]);
         let key = SecretText::new(there.api_key(&user, 0, "key"));
-        let client = RancherClient::new(there.url(), TrustedRoots::Pem(there.ca_pem()))
+        let client = ServerClient::new(there.url(), Some(there.ca_pem()), None)
             .map_err(anyhow::Error::msg)?;
         Ok(Self { there, client, user, key })
     }
 
     /// Client for a cluster, at the URL that a consumer of the credential uses.
-    fn cluster(&self, id: &str) -> Result<RancherClient> {
+    fn cluster(&self, id: &str) -> Result<ServerClient> {
         let url = format!("{}/k8s/clusters/{id}", self.there.url());
-        let cluster = self.client.cluster(&url, TrustedRoots::Pem(self.there.ca_pem()), None);
+        let cluster = self.client.cluster(&url, Some(self.there.ca_pem()), None);
         cluster.map_err(anyhow::Error::msg)
     }
 
@@ -93,7 +92,7 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
                 let read = site.client.token(key, &made.token.name).await?;
                 assert_eq!(read.value, Some(made.token.clone()));
             }
-            let bearer = site.cluster("c-m-prod")?.bearer(&made.secret).await?.value;
+            let bearer = site.cluster("c-m-prod")?.bearer(&made.secret).await?;
             assert_eq!(bearer.user.as_ref(), Some(&site.user));
 
             assert!(site.client.revoke(&site.key, &made.token.name).await?);
@@ -261,7 +260,7 @@ async fn only_a_review_tells_a_dead_token_on_the_way_to_a_cluster() -> Result<()
     let dead = SecretText::new(site.there.api_key(&site.user, 0, ""));
     site.there.delete_token(name(&dead));
     let ask = async |cluster: &str, token: &SecretText| -> Result<_> {
-        Ok(site.cluster(cluster)?.bearer(token).await.map(|bearer| bearer.value))
+        Ok(site.cluster(cluster)?.bearer(token).await)
     };
     let alive = ask("c-m-prod", &site.key).await??;
     assert_eq!(alive.token.as_deref(), Some(name(&site.key)));
@@ -279,7 +278,7 @@ async fn only_a_review_tells_a_dead_token_on_the_way_to_a_cluster() -> Result<()
     let away = ask("c-m-prod", &site.key).await?;
     assert!(matches!(away, Err(RancherError::Refused { status: 503, .. })), "{away:?}");
 
-    let trust = TrustedRoots::Pem(site.there.ca_pem());
+    let trust = Some(site.there.ca_pem());
     for url in ["https://127.0.0.1:1/k8s/clusters/c-m-prod", site.there.url(), "http://127.0.0.1"] {
         assert!(site.client.cluster(url, trust, None).is_err(), "{url}");
     }

@@ -26,8 +26,7 @@ use harvester_guest_operator::domain::credentials::rotation::{
 };
 use harvester_guest_operator::domain::credentials::secret_text::SecretText;
 use harvester_guest_operator::rancher::{
-    CloudCredentialView, IssuedTokens, RancherClient, RancherError, RancherIssuer,
-    ReplacementToken, TrustedRoots,
+    CloudCredentialView, IssuedTokens, RancherError, RancherIssuer, ReplacementToken, ServerClient,
 };
 use testbed::eventually;
 use testbed::rancher::Version;
@@ -104,8 +103,8 @@ impl Site {
 
     /// Uses a token as Rancher's driver does.
     async fn uses(&self, token: &str) -> Result<()> {
-        let trust = TrustedRoots::Pem(self.there.ca_pem());
-        let client = RancherClient::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
+        let trust = Some(self.there.ca_pem());
+        let client = ServerClient::new(self.there.url(), trust, None).map_err(anyhow::Error::msg)?;
         let url = format!("{}/k8s/clusters/c-m-prod", self.there.url());
         let cluster = client.cluster(&url, trust, None).map_err(anyhow::Error::msg)?;
         // A fault on the way is not the token's.
