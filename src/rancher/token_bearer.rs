@@ -2,10 +2,8 @@
 //!
 //! Invariant: a request for the user succeeds only if the server accepts the token.
 
-use std::collections::BTreeMap;
-
 use http::Method;
-use serde::Deserialize;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use serde_json::{Value, json};
 
 use super::{RancherError, ServerClient, parsed, plain};
@@ -28,24 +26,6 @@ pub struct TokenBearer {
     pub token: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct TokenReview {
-    status: ReviewStatus,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ReviewStatus {
-    user_info: UserInfo,
-}
-
-#[derive(Deserialize)]
-struct UserInfo {
-    username: String,
-    #[serde(default)]
-    extra: BTreeMap<String, Vec<String>>,
-}
-
 impl ServerClient {
     /// Asks the server for the user of a token. Success proves that the server accepts the token. A
     /// request for the server's version would prove nothing, because servers answer such a request
@@ -65,12 +45,15 @@ impl ServerClient {
             }
             other => other?,
         };
-        let UserInfo { username, mut extra } = parsed::<TokenReview>(&answer)?.status.user_info;
-        if username == "system:anonymous" || username == "system:unauthenticated" {
+        let user = parsed::<SelfSubjectReview>(&answer)?.status.and_then(|status| status.user_info);
+        let user = user.unwrap_or_default();
+        let name = user.username.ok_or_else(|| answer.unreadable("it names no user"))?;
+        if name == "system:anonymous" || name == "system:unauthenticated" {
             return Err(RancherError::Unauthorized(answer.call));
         }
-        let named = extra.remove("requesttokenid").and_then(|names| names.into_iter().next());
-        Ok(TokenBearer { user: Some(username), token: named })
+        let named = user.extra.and_then(|mut extra| extra.remove("requesttokenid"));
+        let token = named.and_then(|names| names.into_iter().next());
+        Ok(TokenBearer { user: Some(name), token })
     }
 
     /// Asks the server whether the token's bearer has the right in the SelfSubjectAccessReview
