@@ -29,8 +29,8 @@ use super::CallError;
 use super::calls::{ApiCall, ApiCalls as _, only_if};
 use super::credentials::{BoundToken, raw_within, signed_token};
 use crate::api::TokenRotation;
-use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
-use crate::domain::credentials::guest_account::list::{AccountRotation, GuestObjects, GuestVm};
+use crate::api::kubevirt::VirtualMachine;
+use crate::domain::credentials::guest_account::list::GuestObjects;
 use crate::domain::credentials::guest_account::output::{TokenMaterial, VIP};
 use crate::domain::credentials::guest_account::{
     ANNOTATION_ACCOUNT, ANNOTATION_ACCOUNT_UID, ANNOTATION_GUEST, ANNOTATION_STANDS_IN,
@@ -95,7 +95,7 @@ impl GuestCredentials {
 
     /// TokenRotations in `namespace`, or in all namespaces if `namespace` is `None`. Empty if the
     /// cluster does not serve the kind.
-    async fn rotations(&self, namespace: Option<&str>) -> Result<Vec<AccountRotation>, CallError> {
+    async fn rotations(&self, namespace: Option<&str>) -> Result<Vec<TokenRotation>, CallError> {
         let all = scoped::<TokenRotation>(&self.client, namespace);
         let listed = async {
             loop {
@@ -108,27 +108,16 @@ impl GuestCredentials {
                 }
             }
         };
-        let listed = tokio::time::timeout(PATIENCE, listed).await.unwrap_or_else(|_| {
+        tokio::time::timeout(PATIENCE, listed).await.unwrap_or_else(|_| {
             let call = ApiCall::new(format!("GET {}", all.resource_url()));
             Err(CallError::Timeout { call, within: PATIENCE })
-        })?;
-        Ok(listed.into_iter().map(rotation).collect())
+        })
     }
 
-    /// VirtualMachines in `namespace`, or in all namespaces if `namespace` is `None`. Fails if the
-    /// cluster does not serve the kind.
-    pub async fn machines(&self, namespace: Option<&str>) -> Result<Vec<GuestVm>, CallError> {
-        let machine = |meta: ObjectMeta| {
-            let labels = meta.labels.unwrap_or_default();
-            GuestVm {
-                namespace: meta.namespace.unwrap_or_default(),
-                name: meta.name.unwrap_or_default(),
-                cluster: labels.get(LABEL_GUEST_CLUSTER).cloned(),
-                by_driver: labels.get(LABEL_CREATOR).is_some_and(|by| by == NODE_DRIVER),
-            }
-        };
-        let all = self.metadata::<VirtualMachine>(namespace, "").await?;
-        Ok(all.into_iter().map(machine).collect())
+    /// Metadata of the VirtualMachines in `namespace`, or in all namespaces if `namespace` is
+    /// `None`. Fails if the cluster does not serve the kind.
+    pub async fn machines(&self, namespace: Option<&str>) -> Result<Vec<ObjectMeta>, CallError> {
+        self.metadata::<VirtualMachine>(namespace, "").await
     }
 
     /// Existing objects that belong to the credential of the guest cluster `guest`. They include
@@ -393,16 +382,6 @@ fn has_code(error: &CallError, code: u16) -> bool {
             matches!(&failed.error, kube::Error::Api(status) if status.code == code)
         }
         _ => false,
-    }
-}
-
-fn rotation(rotation: TokenRotation) -> AccountRotation {
-    let source = rotation.spec.source.unwrap_or_default();
-    let account = source.service_account_token.or(source.service_account_token_secret);
-    AccountRotation {
-        namespace: rotation.metadata.namespace.unwrap_or_default(),
-        name: rotation.metadata.name.unwrap_or_default(),
-        account: account.map(|account| account.service_account_name),
     }
 }
 

@@ -3,10 +3,11 @@
 //!
 //! Invariant: a new credential stays in memory until it is published or abandoned.
 
+use super::UnpublishedToken;
 use super::rotation_run::{RotationRun, StepFault};
-use super::{UnpublishedToken, service_account};
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::UnpublishedCredential;
+use crate::domain::credentials::rotation::status::source_account;
 use crate::k8s::CallError;
 
 /// Issuer of a TokenRotation's credentials.
@@ -20,7 +21,7 @@ pub(super) enum CredentialIssuer {
 
 impl CredentialIssuer {
     pub(super) fn of(rotation: &TokenRotation) -> Self {
-        match (&rotation.spec.rancher, service_account::of(rotation)) {
+        match (&rotation.spec.rancher, source_account(rotation)) {
             (Some(_), None) => Self::Rancher,
             _ => Self::ServiceAccount,
         }

@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
 
 use super::rotation_run::{RotationRun, StepFault, TEST_DEADLINE};
-use crate::api::{ServiceAccountToken, TokenRotation};
 use crate::domain::credentials::rotation::MintedCredential;
+use crate::domain::credentials::rotation::status::source_account;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
@@ -25,15 +25,9 @@ const TOKEN_READS: u32 = 20;
 /// Pause between two reads of a ServiceAccount's new Secret.
 const TOKEN_READ_INTERVAL: Duration = Duration::from_millis(500);
 
-/// ServiceAccount whose tokens the spec requests. `None`: the spec requests none.
-pub(super) fn of(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
-    let source = rotation.spec.source.as_ref()?;
-    source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
-}
-
 impl RotationRun<'_> {
     fn account(&self) -> String {
-        of(&self.rotation).cloned().unwrap_or_default().service_account_name
+        source_account(&self.rotation).cloned().unwrap_or_default().service_account_name
     }
 
     /// Makes a token of the ServiceAccount, bound to the Secret `name`. If the Secret does not

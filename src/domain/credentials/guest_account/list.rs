@@ -8,7 +8,11 @@ use std::collections::BTreeSet;
 
 use chrono::NaiveDate;
 
+use super::super::rotation::status::source_account;
 use super::{ExistingObjects, GuestCluster, StoredAccount, StoredBinding, TokenSecret, too_much};
+use api::TokenRotation;
+use api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 const DAY: i64 = 24 * 60 * 60;
 
@@ -22,50 +26,26 @@ pub struct GuestObjects {
     pub bindings: Vec<StoredBinding>,
     /// Token Secrets, each with its namespace.
     pub tokens: Vec<(String, TokenSecret)>,
-    /// VMs. `None`: the VMs could not be listed.
-    pub machines: Option<Vec<GuestVm>>,
+    /// Metadata of the VMs. `None`: the VMs could not be listed.
+    pub machines: Option<Vec<ObjectMeta>>,
     /// TokenRotations, whatever their source is.
-    pub rotations: Vec<AccountRotation>,
+    pub rotations: Vec<TokenRotation>,
 }
 
-/// A TokenRotation, and the account for which it makes tokens.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AccountRotation {
-    /// Namespace of the TokenRotation and of the account.
-    pub namespace: String,
-    /// Name of the TokenRotation.
-    pub name: String,
-    /// Name of the account. `None`: the TokenRotation's source is no account.
-    pub account: Option<String>,
-}
-
-/// A VM, as a possible node of a guest cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GuestVm {
-    /// Namespace of the VM.
-    pub namespace: String,
-    /// Name of the VM.
-    pub name: String,
-    /// Guest cluster that the VM's label names. `None`: the VM has no such label.
-    pub cluster: Option<String>,
-    /// Whether a node driver made the VM.
-    pub by_driver: bool,
-}
-
-impl GuestVm {
-    /// Whether the VM is a node of `guest`. A VM without the label counts as a node if a node
-    /// driver made the VM, and if the VM's name begins with the guest cluster's name and a dash. A
-    /// VM of another guest cluster can have such a name. This does no harm, because a guest with
-    /// VMs keeps its credential.
-    fn is_node_of(&self, guest: &GuestCluster) -> bool {
-        self.namespace == guest.namespace
-            && if let Some(cluster) = &self.cluster {
-                *cluster == guest.cluster
-            } else {
-                let rest = self.name.strip_prefix(&guest.cluster);
-                self.by_driver && rest.is_some_and(|rest| rest.starts_with('-'))
-            }
-    }
+/// Whether a VM is a node of `guest`. A VM without the label counts as a node if a node driver made
+/// the VM, and if the VM's name begins with the guest cluster's name and a dash. A VM of another
+/// guest cluster can have such a name. This does no harm, because a guest with VMs keeps its
+/// credential.
+fn is_node_of(vm: &ObjectMeta, guest: &GuestCluster) -> bool {
+    let label = |key: &str| vm.labels.as_ref().and_then(|labels| labels.get(key));
+    vm.namespace.as_ref() == Some(&guest.namespace)
+        && if let Some(cluster) = label(LABEL_GUEST_CLUSTER) {
+            *cluster == guest.cluster
+        } else {
+            let rest = vm.name.as_ref().and_then(|name| name.strip_prefix(&guest.cluster));
+            label(LABEL_CREATOR).is_some_and(|by| by == NODE_DRIVER)
+                && rest.is_some_and(|rest| rest.starts_with('-'))
+        }
 }
 
 /// A guest's credential, as `--list` shows it.
@@ -104,17 +84,18 @@ impl GuestObjects {
     /// Name of the TokenRotation that makes tokens of the guest's account. `None`: no TokenRotation
     /// makes such tokens.
     fn rotation(&self, guest: &GuestCluster) -> Option<String> {
-        let is_of = |rotation: &&AccountRotation| {
-            rotation.namespace == guest.namespace
-                && rotation.account.as_ref() == Some(&guest.cluster)
+        let is_of = |rotation: &&TokenRotation| {
+            let account = source_account(rotation).map(|account| &account.service_account_name);
+            rotation.metadata.namespace.as_ref() == Some(&guest.namespace)
+                && account == Some(&guest.cluster)
         };
-        self.rotations.iter().find(is_of).map(|rotation| rotation.name.clone())
+        self.rotations.iter().find(is_of)?.metadata.name.clone()
     }
 
     /// Number of VMs that are nodes of `guest`. `None`: the VMs could not be listed.
     fn machines(&self, guest: &GuestCluster) -> Option<usize> {
         let machines = self.machines.as_ref()?;
-        Some(machines.iter().filter(|machine| machine.is_node_of(guest)).count())
+        Some(machines.iter().filter(|machine| is_node_of(machine, guest)).count())
     }
 
     /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. `None`:

@@ -1,5 +1,8 @@
 //! Tests of the list of credentials, and of the guests that are gone.
 
+use api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::*;
 
 fn credential(machines: Option<usize>, found: ExistingObjects) -> GuestCredential {
@@ -52,27 +55,34 @@ fn a_guest_is_gone_without_vms_and_without_use() {
 
 #[test]
 fn guests_are_known_by_their_vms() {
-    let vm = |name: &str, namespace: &str, cluster: Option<&str>, by_driver| GuestVm {
-        namespace: namespace.into(),
-        name: name.into(),
-        cluster: cluster.map(str::to_owned),
-        by_driver,
+    let vm = |name: &str, namespace: &str, cluster: Option<&str>, by_driver: bool| {
+        let cluster = cluster.map(|cluster| (LABEL_GUEST_CLUSTER.to_owned(), cluster.to_owned()));
+        let creator = by_driver.then(|| (LABEL_CREATOR.to_owned(), NODE_DRIVER.to_owned()));
+        ObjectMeta {
+            namespace: Some(namespace.into()),
+            name: Some(name.into()),
+            labels: Some(cluster.into_iter().chain(creator).collect()),
+            ..ObjectMeta::default()
+        }
     };
-    let survey = |machines: Vec<GuestVm>| GuestObjects {
+    let survey = |machines: Vec<ObjectMeta>| GuestObjects {
         bindings: whole().bindings,
         machines: Some(machines),
         ..GuestObjects::default()
     };
     let rotation = |namespace: &str, account: Option<&str>| {
-        let namespace = namespace.to_owned();
-        let name = "keeper".to_owned();
-        let account = account.map(str::to_owned);
-        let rotations = vec![AccountRotation { namespace, name, account }];
+        let source =
+            account.map(|name| json!({"serviceAccountToken": {"serviceAccountName": name}}));
+        let rotation = serde_json::from_value(json!({
+            "metadata": {"name": "keeper", "namespace": namespace},
+            "spec": {"source": source, "target": {"secret": {"name": "s", "key": "k"}}},
+        }));
+        let rotations = vec![rotation.unwrap()];
         GuestObjects { rotations, ..survey(Vec::new()) }.credentials(None)[0].rotation.clone()
     };
     assert_eq!(rotation("guests", Some("blue")).as_deref(), Some("keeper"));
     assert_eq!(rotation("other", Some("blue")).or(rotation("guests", Some("red"))), None);
-    let count = |machine: GuestVm| survey(vec![machine]).credentials(None)[0].machines;
+    let count = |machine: ObjectMeta| survey(vec![machine]).credentials(None)[0].machines;
     assert_eq!(count(vm("x", "guests", Some("blue"), false)), Some(1));
     assert_eq!(count(vm("blue-pool-1", "guests", None, true)), Some(1));
     assert_eq!(count(vm("blue-pool-1", "guests", Some("blue-2"), true)), Some(0));

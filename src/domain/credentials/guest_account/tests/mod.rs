@@ -4,7 +4,7 @@ mod list;
 
 use serde_json::json;
 
-use super::list::{AccountRotation, GuestCredential, GuestObjects, GuestVm, table};
+use super::list::{GuestCredential, GuestObjects, table};
 use super::*;
 
 type Spoil = fn(&mut ExistingObjects);

@@ -16,8 +16,8 @@ use crate::object_fields::condition::with_condition;
 use crate::object_fields::digest::sha256_hex;
 use api::{
     ANNOTATION_LEAKED, ANNOTATION_ROTATE, ApiKey, Condition, ConditionStatus, CurrentCredential,
-    OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, Target, TokenRotation,
-    TokenRotationStatus,
+    OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, ServiceAccountToken,
+    Target, TokenRotation, TokenRotationStatus,
 };
 
 const LIFETIME: Seconds = 2_592_000;
@@ -43,9 +43,7 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     // If the target is `allCloudCredentials`, children of this TokenRotation replace the
     // credentials. The TokenRotation itself then has no source.
     let source = spec.source.as_ref().filter(|_| spec.target.all_cloud_credentials.is_none());
-    let account = source.and_then(|source| {
-        source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
-    });
+    let account = source_account(rotation);
     let readable = source.is_some_and(|source| source.service_account_token_secret.is_some());
     let annotations = rotation.metadata.annotations.as_ref();
     let request =
@@ -83,6 +81,12 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
             leaked: request(ANNOTATION_LEAKED),
         },
     }
+}
+
+/// ServiceAccount whose tokens the spec requests. `None`: the spec requests none.
+pub fn source_account(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
+    let source = rotation.spec.source.as_ref()?;
+    source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
 }
 
 /// Text of a request as a status stores it: a text of up to 64 bytes unchanged, a longer text as
