@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt as _;
 
+use super::rotation_run::RancherSession;
 use super::{RotationContext, lock, related};
 use crate::api::TokenRotation;
-use crate::domain::credentials::children::ListedCredential;
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::inventory::CredentialInventory;
 use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::domain::credentials::timestamp::Seconds;
-use crate::rancher::{IssuedTokens, RancherError, RancherIssuer};
+use crate::rancher::RancherError;
 
 /// Maximum number of cloud credentials read in one reconcile. Each read takes one or two calls.
 const MOST_READS: usize = 16;
@@ -24,24 +24,16 @@ const READ_TIME: Duration = Duration::from_secs(30);
 pub(super) const NOT_SEEN: &str =
     "the API key's user may not see the token in Rancher, so its validity and expiry are unknown";
 
-/// Known state of all cloud credentials.
-pub(super) struct AllCredentials {
-    pub(super) watched: WatchedCredentials,
-    /// Number of credentials that were not read yet.
-    pub(super) unread: usize,
-    /// Every cloud credential that Rancher lists.
-    pub(super) listed: Vec<ListedCredential>,
-}
-
 /// Lists all cloud credentials, and reads the content of at most [`MOST_READS`] of them.
-/// Credentials that were not read yet come first. The others follow, the oldest read first.
+/// Credentials that were not read yet come first. The others follow, the oldest read first. Sets
+/// `listed` and `unread` of the session. Returns the known state of all credentials.
 pub(super) async fn update(
     context: &RotationContext,
     rotation: &TokenRotation,
-    issuer: &RancherIssuer,
-    known: &IssuedTokens,
+    session: &mut RancherSession,
     now: Seconds,
-) -> Result<AllCredentials, RancherError> {
+) -> Result<WatchedCredentials, RancherError> {
+    let RancherSession { issuer, issued: known, .. } = &*session;
     let listed = issuer.credentials().await?;
     let uid = rotation.uid().unwrap_or_default();
     let before = || {
@@ -77,10 +69,6 @@ pub(super) async fn update(
     }
     let replaced = related::replaced_credentials(context, rotation);
     let inventory = lock(&context.inventories).get(&uid).cloned().unwrap_or_default();
-    let unread = inventory.unread();
-    Ok(AllCredentials {
-        watched: inventory.watched(|name| replaced.contains(name)),
-        unread,
-        listed,
-    })
+    (session.unread, session.listed) = (inventory.unread(), listed);
+    Ok(inventory.watched(|name| replaced.contains(name)))
 }

@@ -84,17 +84,14 @@ pub(super) async fn read(
             session.cloud_credential_read(rotation, &wants.name, view, clock.now())
         }
         (RotationTarget::All, Some(session)) => {
-            let known = &session.issued;
-            let all =
-                inventory::update(context, rotation, &session.issuer, known, clock.now()).await?;
-            (session.unread, session.listed) = (all.unread, all.listed);
+            let watched = inventory::update(context, rotation, session, clock.now()).await?;
             let nothing = TargetState::There {
                 version: String::new(),
                 holds: None,
                 other_tokens: Vec::new(),
                 kept: None,
             };
-            Ok(TargetRead::of(nothing, all.watched))
+            Ok(TargetRead::of(nothing, watched))
         }
         // The CRD requires `spec.rancher` for these targets.
         (RotationTarget::CloudCredential(_) | RotationTarget::All, None) => {

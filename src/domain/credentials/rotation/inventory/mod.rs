@@ -26,10 +26,8 @@ pub struct CredentialInventory {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct InventoryEntry {
-    title: String,
-    name: String,
-    expires: Option<Seconds>,
-    unknown: Option<String>,
+    /// Entry of a status for the cloud credential, without the field `rotated`.
+    shown: WatchedCredential,
     /// Value of the inventory's `reads` after the last read of this cloud credential. `None`: the
     /// cloud credential was not read since the inventory was made.
     read: Option<u64>,
@@ -40,13 +38,7 @@ impl CredentialInventory {
     /// these entries count as not read.
     pub fn from_status(before: &[WatchedCredential]) -> Self {
         let entry = |one: &WatchedCredential| {
-            let entry = InventoryEntry {
-                title: one.title.clone().unwrap_or_default(),
-                name: one.name.clone(),
-                expires: watched::expiry(one),
-                unknown: one.unknown.clone(),
-                read: None,
-            };
+            let entry = InventoryEntry { shown: one.clone(), read: None };
             Some((one.credential.clone()?, entry))
         };
         Self { known: before.iter().filter_map(entry).collect(), reads: 0 }
@@ -57,8 +49,10 @@ impl CredentialInventory {
     pub fn set_list(&mut self, all: impl IntoIterator<Item = (String, String)>) {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {
-            let entry = before.remove(&name).unwrap_or_default();
-            self.known.insert(name, InventoryEntry { title, ..entry });
+            let mut entry = before.remove(&name).unwrap_or_default();
+            entry.shown.credential = Some(watched::cut_name(&name));
+            entry.shown.title = Some(watched::cut_name(&title)).filter(|title| !title.is_empty());
+            self.known.insert(name, entry);
         }
     }
 
@@ -75,22 +69,21 @@ impl CredentialInventory {
     /// A name that is not in the list is ignored. For a credential that has expired, Rancher
     /// reports another expiry at each read. So the expiry that was stored first stays.
     pub fn store_read(&mut self, name: &str, found: Result<TokenClaims, String>, now: Seconds) {
-        let Some(entry) = self.known.get_mut(name) else { return };
+        let Some(InventoryEntry { shown, read }) = self.known.get_mut(name) else { return };
         self.reads += 1;
-        entry.read = Some(self.reads);
+        *read = Some(self.reads);
         match found {
             Ok(claims) => {
                 let name = watched::cut_name(&claims.name);
                 let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
-                let is_known =
-                    is_over(claims.expires) && is_over(entry.expires) && entry.name == name;
-                if !is_known {
-                    entry.expires = claims.expires;
+                let was_over = is_over(watched::expiry(shown)) && shown.name == name;
+                if !(was_over && is_over(claims.expires)) {
+                    shown.expires_at = claims.expires.map(timestamp::rfc3339);
                 }
-                entry.name = name;
-                entry.unknown = None;
+                shown.name = name;
+                shown.unknown = None;
             }
-            Err(why) => entry.unknown = Some(watched::cut_reason(&why)),
+            Err(why) => shown.unknown = Some(watched::cut_reason(&why)),
         }
     }
 
@@ -103,13 +96,8 @@ impl CredentialInventory {
     /// replaces the credential with the given name.
     pub fn watched(&self, is_rotated: impl Fn(&str) -> bool) -> WatchedCredentials {
         let watched = |(name, entry): (&String, &InventoryEntry)| WatchedCredential {
-            user: String::new(),
-            name: entry.name.clone(),
-            credential: Some(watched::cut_name(name)),
-            title: Some(watched::cut_name(&entry.title)).filter(|title| !title.is_empty()),
-            expires_at: entry.expires.map(timestamp::rfc3339),
             rotated: is_rotated(name),
-            unknown: entry.unknown.clone(),
+            ..entry.shown.clone()
         };
         WatchedCredentials::of(self.known.iter().map(watched).collect())
     }
