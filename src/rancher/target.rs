@@ -75,13 +75,11 @@ impl RancherIssuer {
             return Ok(unfit("there is no cloud credential of that name".to_owned()));
         };
         let content = stored.content.as_ref().map(SecretText::reveal);
-        let read = CloudCredential::read(&stored.annotations, stored.going, content)
-            .and_then(|credential| credential.token().map(|token| (credential, token)));
-        let (credential, token) = match read {
-            Ok(read) => read,
+        let credential = match CloudCredential::read(&stored.annotations, stored.going, content) {
+            Ok(credential) => credential,
             Err(fault) => return Ok(unfit(fault.to_string())),
         };
-        let holds = match &token {
+        let holds = match &credential.token {
             None => None,
             Some(token) => Some(self.life(token, issued).await?.held(token, true)),
         };

@@ -21,6 +21,8 @@ pub struct CloudCredential {
     user: String,
     /// ID of the Rancher user who made the cloud credential. This user may read its token.
     pub owner: String,
+    /// Token in use: the token of the current context's user. `None`: this user has no token.
+    pub token: Option<SecretText>,
     /// Server in the kubeconfig. A user of the cloud credential sends the token to this server.
     pub reach: ServerEndpoint,
 }
@@ -48,18 +50,12 @@ impl CloudCredential {
         let content = content.ok_or(CredentialFault::NotForHarvester)?;
         let config = Kubeconfig::parse(content)?;
         let user = config.current_user()?;
-        config.token_of(&user)?;
+        let token = config.token_of(&user)?;
         let reach = config.reach(&user)?;
         if reach.insecure {
             return Err(CredentialFault::UnverifiedCloudCredential);
         }
-        Ok(Self { config, user, owner: owner.clone(), reach })
-    }
-
-    /// Token in use: the token of the current context's user. `None`: this user has no token. The
-    /// error says why the operator cannot give this user a token.
-    pub fn token(&self) -> Result<Option<SecretText>, CredentialFault> {
-        self.config.token_of(&self.user)
+        Ok(Self { config, user, owner: owner.clone(), token, reach })
     }
 
     /// Replaced token that the content keeps beside the token in use. `None`: no token is kept.
@@ -83,10 +79,10 @@ impl CloudCredential {
         keep: bool,
         to: Option<&ServerEndpoint>,
     ) -> Result<String, CredentialFault> {
-        let old = self.token()?.filter(|old| keep && old.hash() != token.hash());
+        let old = self.token.as_ref().filter(|old| keep && old.hash() != token.hash());
         match to {
-            None => self.config.with_token(&self.user, token, old.as_ref()),
-            Some(to) => Kubeconfig::for_server(to, token, old.as_ref()),
+            None => self.config.with_token(&self.user, token, old),
+            Some(to) => Kubeconfig::for_server(to, token, old),
         }
     }
 

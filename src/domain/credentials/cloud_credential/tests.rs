@@ -68,12 +68,12 @@ fn what_rancher_would_not_take_is_refused_by_name() {
 fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
     let was = read(CONTENT).unwrap();
     assert_eq!(was.reach.server, "https://rancher/k8s/clusters/c-m-x");
-    assert_eq!(was.token().unwrap().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
+    assert_eq!(was.token.as_ref().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     assert!(was.kept_token().is_none() && was.other_tokens().is_empty());
     assert!(was.without_kept().unwrap().is_none());
 
     let both = read(&was.with_token(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
-    assert_eq!(both.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
+    assert_eq!(both.token.as_ref().unwrap().reveal(), "token-bbbbb:two");
     assert_eq!(both.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     assert_eq!(both.other_tokens(), [token("kubeconfig-u-abcde12345:one").hash()]);
     // A second write of the same token does not change the kept token. If the content had no token
@@ -88,7 +88,7 @@ fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
     assert!(one.kept_token().is_none());
     let same = read(&was.with_token(&token("token-bbbbb:two"), false, None).unwrap()).unwrap();
     for alone in [&one, &same] {
-        assert_eq!(alone.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
+        assert_eq!(alone.token.as_ref().unwrap().reveal(), "token-bbbbb:two");
         assert!(alone.other_tokens().is_empty());
     }
 }
@@ -106,7 +106,7 @@ fn for_another_server_the_kubeconfig_is_made_anew() {
     assert!(!text.contains("https://rancher"), "{text}");
     let both = read(&text).unwrap();
     assert_eq!(both.reach, to);
-    assert_eq!(both.token().unwrap().unwrap().reveal(), "a.b.c");
+    assert_eq!(both.token.as_ref().unwrap().reveal(), "a.b.c");
     assert_eq!(both.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     let next = read(&both.with_token(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
     assert_eq!(next.kept_token().unwrap().reveal(), "a.b.c");
@@ -121,7 +121,7 @@ fn for_another_server_the_kubeconfig_is_made_anew() {
 
 #[test]
 fn white_space_around_a_content_or_a_token_is_no_other_credential() {
-    let hash = |content: &str| read(content).unwrap().token().unwrap().unwrap().hash();
+    let hash = |content: &str| read(content).unwrap().token.unwrap().hash();
     let plain = hash(CONTENT);
     assert_eq!(hash(CONTENT.trim()), plain);
     assert_eq!(hash(&format!("\n{CONTENT}\n\n")), plain);
