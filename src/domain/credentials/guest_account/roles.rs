@@ -69,13 +69,6 @@ fn has_had_token(guest: &GuestCluster, found: &ExistingObjects) -> bool {
     !found.own(guest).is_empty() || name_placeholder.is_some_and(|taken| taken.stands_for.is_some())
 }
 
-/// A binding that the guest needs.
-struct WantedBinding {
-    namespace: Option<String>,
-    name: String,
-    role: &'static str,
-}
-
 pub(super) fn plan(
     guest: &GuestCluster,
     csi: CsiAccess,
@@ -85,12 +78,12 @@ pub(super) fn plan(
 ) {
     let wanted = wanted(guest, csi, found);
     for role in [CLOUD_PROVIDER, CSI_DRIVER] {
-        if wanted.iter().any(|w| w.role == role) && !found.roles.contains_key(role) {
+        if wanted.iter().any(|(_, wanted)| *wanted == role) && !found.roles.contains_key(role) {
             faults.push(missing(role));
         }
     }
     for (role, rules) in
-        own_roles().into_iter().filter(|(r, _)| wanted.iter().any(|w| w.role == *r))
+        own_roles().into_iter().filter(|(role, _)| wanted.iter().any(|(_, wanted)| wanted == role))
     {
         let object =
             KindAndName { kind: ObjectKind::ClusterRole, namespace: None, name: role.to_owned() };
@@ -103,11 +96,10 @@ pub(super) fn plan(
             Some(_) => {}
         }
     }
-    for wanted in wanted {
-        let is = |b: &&StoredBinding| b.namespace == wanted.namespace && b.name == wanted.name;
-        match found.bindings.iter().find(is) {
-            None => steps.push(step(guest, found, &wanted)),
-            Some(there) => faults.extend(fault(guest, &wanted, there)),
+    for (object, role) in wanted {
+        match found.bindings.iter().find(|there| there.object() == object) {
+            None => steps.push(step(guest, found, object, role)),
+            Some(there) => faults.extend(fault(guest, role, there)),
         }
     }
 }
@@ -125,12 +117,14 @@ fn missing(role: &str) -> String {
     }
 }
 
-fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<WantedBinding> {
-    let binding = |namespace: Option<&str>, name: &str, role| WantedBinding {
-        namespace: namespace.map(str::to_owned),
-        name: name.to_owned(),
-        role,
-    };
+/// Bindings that the guest needs, each with its role.
+fn wanted(
+    guest: &GuestCluster,
+    csi: CsiAccess,
+    found: &ExistingObjects,
+) -> Vec<(KindAndName, &'static str)> {
+    let binding =
+        |namespace: Option<&str>, name: &str, role| (KindAndName::binding(namespace, name), role);
     let (here, name) = (Some(guest.namespace.as_str()), guest.binding());
     let mut all = vec![binding(here, &name, CLOUD_PROVIDER)];
     match csi {
@@ -152,34 +146,39 @@ fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<
     all
 }
 
-fn step(guest: &GuestCluster, found: &ExistingObjects, wanted: &WantedBinding) -> CreationStep {
+fn step(
+    guest: &GuestCluster,
+    found: &ExistingObjects,
+    object: KindAndName,
+    role: &str,
+) -> CreationStep {
     let subject = guest.subject();
     // A binding in a namespace that all guests share has no owner, because the garbage collector
     // would delete a binding whose owner is in another namespace.
-    let owners = if wanted.role == CSI_SHARED { vec![] } else { vec![owner(guest, found)] };
+    let owners = if role == CSI_SHARED { vec![] } else { vec![owner(guest, found)] };
     CreationStep {
-        object: KindAndName::binding(wanted.namespace.as_deref(), &wanted.name),
+        object,
         body: json!({
             "metadata": {"ownerReferences": owners},
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": wanted.role},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
             "subjects": [{"kind": subject.kind, "namespace": subject.namespace, "name": subject.name}],
         }),
     }
 }
 
-fn fault(guest: &GuestCluster, wanted: &WantedBinding, there: &StoredBinding) -> Option<String> {
+fn fault(guest: &GuestCluster, role: &str, there: &StoredBinding) -> Option<String> {
     let object = there.object();
     if !there.is_only(&guest.subject()) {
         return Some(format!(
             "{object} exists, but is not for this guest alone: it names {}. Give another \
              --cluster{}",
             names(there),
-            if wanted.namespace.is_none() { ", or --csi none" } else { "" }
+            if there.namespace.is_none() { ", or --csi none" } else { "" }
         ));
     }
     // Harvester's role for CSI drivers gives more rights than the wanted one.
-    let gives_more = wanted.role == CSI_CLUSTER && there.gives(CSI_DRIVER);
-    if there.gives(wanted.role) || gives_more {
+    let gives_more = role == CSI_CLUSTER && there.gives(CSI_DRIVER);
+    if there.gives(role) || gives_more {
         return None;
     }
     let (kind, name) = &there.role;
@@ -189,10 +188,7 @@ fn fault(guest: &GuestCluster, wanted: &WantedBinding, there: &StoredBinding) ->
              --revoke all, then make the cloud config again"
         )
     } else {
-        format!(
-            "{object} exists, but grants {kind} {name} instead of ClusterRole {}. {OTHER}",
-            wanted.role
-        )
+        format!("{object} exists, but grants {kind} {name} instead of ClusterRole {role}. {OTHER}")
     })
 }
 
