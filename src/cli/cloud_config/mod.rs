@@ -356,7 +356,7 @@ impl CredentialCommands {
             let found = self.api.found(guest, &[guest.token()]).await?;
             let newest = found.valid(guest).last().map(|token| token.name.clone());
             let kept = kept.or(newest.as_deref());
-            let Some(NamePlaceholder { old, copies, object }) =
+            let Some(NamePlaceholder { old, copies, step: CreationStep { object, body } }) =
                 guest_account::name_placeholder(guest, &found, kept)
             else {
                 return Ok(());
@@ -373,7 +373,6 @@ impl CredentialCommands {
             {
                 continue;
             }
-            let body = guest_account::placeholder_content(guest, &found, copies.as_deref());
             let created = match &copies {
                 Some(from) => self.api.copy(&object, &body, from).await,
                 None => self.api.create(&object, &body).await,

@@ -23,7 +23,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-pub use name_placeholder::{NamePlaceholder, name_placeholder, placeholder_content};
+pub use name_placeholder::{NamePlaceholder, name_placeholder};
 pub use revoke::{ObjectRemoval, Revocation, RevokeScope, revoke};
 pub use roles::{
     CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, CsiAccess, GUEST_ROLES, SHARED_NAMESPACES,

@@ -6,10 +6,10 @@
 //! a Secret of another type takes the name. It holds a copy of the valid token, which the UI then
 //! hands out.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    ANNOTATION_STANDS_IN, ExistingObjects, GuestCluster, KindAndName, ObjectKind, ObjectRemoval,
+    ANNOTATION_STANDS_IN, CreationStep, ExistingObjects, GuestCluster, ObjectKind, ObjectRemoval,
     owner,
 };
 
@@ -22,8 +22,8 @@ pub struct NamePlaceholder {
     /// Name of the token Secret whose content is copied. `None`: the placeholder has no content,
     /// and only takes the name.
     pub copies: Option<String>,
-    /// Reference to the placeholder.
-    pub object: KindAndName,
+    /// Placeholder to create, without the copied content.
+    pub step: CreationStep,
 }
 
 /// Placeholder that must be created. `None`: no change is necessary, a foreign Secret has the name,
@@ -53,21 +53,13 @@ pub fn name_placeholder(
             Some(ObjectRemoval { object: object.clone(), uid, version })
         }
     };
-    Some(NamePlaceholder { old, copies: kept.map(str::to_owned), object })
-}
-
-/// Content of the placeholder, without the copied data. `copies`: name of the token Secret from
-/// which the caller copies the data. `None`: the placeholder stays empty.
-pub fn placeholder_content(
-    guest: &GuestCluster,
-    found: &ExistingObjects,
-    copies: Option<&str>,
-) -> Value {
-    json!({
+    let body = json!({
         "metadata": {
-            "annotations": {ANNOTATION_STANDS_IN: copies.unwrap_or_default()},
+            "annotations": {ANNOTATION_STANDS_IN: kept.unwrap_or_default()},
             "ownerReferences": [owner(guest, found)],
         },
         "type": "Opaque",
-    })
+    });
+    let step = CreationStep { object, body };
+    Some(NamePlaceholder { old, copies: kept.map(str::to_owned), step })
 }
