@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use super::read_fault::{ReadFault, UnknownTarget};
 use super::rotation_run::{RancherSession, RotationRun, StepFault};
 use super::{CredentialIssuer, RotationContext, UnpublishedToken, inventory};
-use crate::api::{CloudCredentialTarget, SecretTarget, TokenRotation};
+use crate::api::{SecretTarget, Target, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
@@ -19,27 +19,6 @@ use crate::k8s::credentials::ServerClock;
 use crate::k8s::write::SecretKeyRef;
 use crate::rancher::{RancherError, ReplacementToken, TokenRights};
 
-/// Target of a TokenRotation.
-enum RotationTarget<'a> {
-    /// A value of a Secret of this cluster.
-    Secret(&'a SecretTarget),
-    /// A cloud credential of a Rancher.
-    CloudCredential(&'a CloudCredentialTarget),
-    /// All cloud credentials that the API key's user may see. This TokenRotation only watches them.
-    All,
-}
-
-impl<'a> RotationTarget<'a> {
-    fn of(rotation: &'a TokenRotation) -> Self {
-        let target = &rotation.spec.target;
-        match (&target.secret, &target.cloud_credential) {
-            (Some(secret), _) => Self::Secret(secret),
-            (None, Some(credential)) => Self::CloudCredential(credential),
-            (None, None) => Self::All,
-        }
-    }
-}
-
 /// Reads the target that the spec names. Sets `clock` to the time of the credentials' issuer, if
 /// the answer contains that time.
 pub(super) async fn read(
@@ -48,8 +27,8 @@ pub(super) async fn read(
     session: Option<&mut RancherSession>,
     clock: &mut ServerClock,
 ) -> Result<TargetRead, ReadFault> {
-    match (RotationTarget::of(rotation), session) {
-        (RotationTarget::Secret(wants), session) => {
+    match (&rotation.spec.target, session) {
+        (Target { secret: Some(wants), .. }, session) => {
             let namespace = rotation.namespace().unwrap_or_default();
             let read = context.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await;
             let (secret, heard) = read.map_err(|error| match error.refusal() {
@@ -69,7 +48,7 @@ pub(super) async fn read(
             }
             Ok(read)
         }
-        (RotationTarget::CloudCredential(wants), Some(session)) => {
+        (Target { cloud_credential: Some(wants), .. }, Some(session)) => {
             let view = match session.issuer.read_target(&wants.name, &session.issued).await {
                 Err(error @ (RancherError::Forbidden(..) | RancherError::NotFound(..))) => {
                     return Err(UnknownTarget::target_barred(format!("Rancher: {error}")).into());
@@ -83,7 +62,9 @@ pub(super) async fn read(
             }
             session.cloud_credential_read(rotation, &wants.name, view, clock.now())
         }
-        (RotationTarget::All, Some(session)) => {
+        // All cloud credentials that the API key's user may see. This TokenRotation only watches
+        // them.
+        (_, Some(session)) => {
             let watched = inventory::update(context, rotation, session, clock.now()).await?;
             let nothing = TargetState::There {
                 version: String::new(),
@@ -94,9 +75,7 @@ pub(super) async fn read(
             Ok(TargetRead::of(nothing, watched))
         }
         // The CRD requires `spec.rancher` for these targets.
-        (RotationTarget::CloudCredential(_) | RotationTarget::All, None) => {
-            Err(ReadFault::Call(CallError::NotFound(ApiCall::new("spec.rancher"))))
-        }
+        (_, None) => Err(ReadFault::Call(CallError::NotFound(ApiCall::new("spec.rancher")))),
     }
 }
 
@@ -104,7 +83,7 @@ impl RotationRun<'_> {
     /// Whether the credential is published into a cloud credential. Rancher's node driver uses such
     /// a credential, and needs certain rights.
     pub(super) fn is_for_cloud_credential(&self) -> bool {
-        matches!(RotationTarget::of(&self.rotation), RotationTarget::CloudCredential(_))
+        self.rotation.spec.target.cloud_credential.is_some()
     }
 
     /// Rights that Rancher's node driver needs and a new token lacks, in words. `rights`: the
@@ -127,9 +106,7 @@ impl RotationRun<'_> {
     /// credential. `None`: the spec requests no address, so the kubeconfig keeps its present
     /// address.
     pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
-        let RotationTarget::CloudCredential(wants) = RotationTarget::of(&self.rotation) else {
-            return None;
-        };
+        let wants = self.rotation.spec.target.cloud_credential.as_ref()?;
         let server = wants.server.as_ref()?.trim_end_matches('/').to_owned();
         let authority = self.context.ctx.credentials.own_way().authority;
         Some(ServerEndpoint { server, authority, server_name: None, insecure: false })
@@ -143,8 +120,8 @@ impl RotationRun<'_> {
             self.keep_unpublished(None);
             return Ok(());
         };
-        match RotationTarget::of(&self.rotation) {
-            RotationTarget::Secret(wants) => {
+        match &self.rotation.spec.target {
+            Target { secret: Some(wants), .. } => {
                 let value = self.read.value_with(wants, &token);
                 let value = value.map_err(|fault| StepFault::Step(fault.to_string()))?;
                 let publishing = self.state.pending.as_ref().and_then(|p| p.publishing.as_ref());
@@ -157,7 +134,7 @@ impl RotationRun<'_> {
                     Err(error) => return Err(error.into()),
                 }
             }
-            RotationTarget::CloudCredential(wants) => {
+            Target { cloud_credential: Some(wants), .. } => {
                 let (session, to) = (self.session()?, self.own_server());
                 if let Some(view) = &session.view {
                     self.context.ctx.writer.check_leadership()?;
@@ -166,7 +143,7 @@ impl RotationRun<'_> {
                     written(session.issuer.publish(&wants.name, view, &new).await)?;
                 }
             }
-            RotationTarget::All => {}
+            _ => {}
         }
         self.read_again().await.map_err(StepFault::Call)
     }
@@ -174,7 +151,7 @@ impl RotationRun<'_> {
     /// Removes the kept old credential from a cloud credential. Other kinds of targets keep no old
     /// credential.
     pub(super) async fn drop_kept(&mut self) -> Result<(), StepFault> {
-        if let RotationTarget::CloudCredential(wants) = RotationTarget::of(&self.rotation) {
+        if let Some(wants) = &self.rotation.spec.target.cloud_credential {
             let session = self.session()?;
             if let Some(view) = &session.view {
                 self.context.ctx.writer.check_leadership()?;
