@@ -8,7 +8,7 @@ use serde_json::json;
 use super::LONGEST_PAUSE;
 use super::rotation_run::RotationRun;
 use crate::api::ROTATION_FINALIZER;
-use crate::domain::credentials::rotation::ready::ReadyReason;
+use crate::domain::credentials::rotation::ready::ReadyState;
 use crate::domain::credentials::rotation::{left_behind, why_deletion_waits};
 use crate::domain::object_fields::finalizers::{with_finalizer, without_finalizers};
 use crate::k8s::CallError;
@@ -80,7 +80,7 @@ impl RotationRun<'_> {
             self.report_left_behind();
             self.remove_finalizer().await?;
         } else {
-            self.write_status(self.state.clone(), Some(&ReadyReason::NotAllowed)).await?;
+            self.write_status(self.state.clone(), Some(&ReadyState::not_allowed())).await?;
         }
         Ok(LONGEST_PAUSE)
     }

@@ -15,7 +15,7 @@ use super::{CredentialIssuer, RotationContext, inventory, related};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
 use crate::domain::credentials::minter::{self, MinterSecret, TokenGrant};
 use crate::domain::credentials::rotation::TargetState;
-use crate::domain::credentials::rotation::ready::ReadyReason;
+use crate::domain::credentials::rotation::ready::MINTER_REFUSED;
 use crate::domain::credentials::rotation::target_secret::TargetRead;
 use crate::domain::credentials::rotation::watched::{self, WatchedCredentials};
 use crate::domain::credentials::secret_text::SecretText;
@@ -56,10 +56,9 @@ pub(super) async fn access(
         wanted: server.url.as_deref(),
         first: rotation.status.as_ref().and_then(|status| status.rancher_url.as_deref()),
     };
-    let url = letter.address().map_err(|why| UnknownTarget {
-        ready: ReadyReason::MinterRefused,
-        ..UnknownTarget::barred(why)
-    })?;
+    let url = letter
+        .address()
+        .map_err(|why| UnknownTarget { ready: MINTER_REFUSED, ..UnknownTarget::barred(why) })?;
     let authority = authority(context, namespace, server).await?;
     let issuer = RancherIssuer::new(&url, authority.as_deref(), key.clone());
     let issuer = issuer.map_err(|why| barred(format!("spec.rancher: {why}")))?;
@@ -179,7 +178,7 @@ impl RancherSession {
     ) -> Result<TargetRead, ReadFault> {
         if let Some(why) = refusal(rotation, name, &view, &self.issued.user) {
             let unknown = UnknownTarget::target_barred(why);
-            return Err(UnknownTarget { ready: ReadyReason::MinterRefused, ..unknown }.into());
+            return Err(UnknownTarget { ready: MINTER_REFUSED, ..unknown }.into());
         }
         let view = self.view.insert(view);
         let source = rotation.spec.source.as_ref();

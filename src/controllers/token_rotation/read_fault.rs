@@ -1,7 +1,7 @@
 //! Reasons why a target, or its Rancher, cannot be read.
 
 use crate::domain::credentials::rotation::UnknownReason;
-use crate::domain::credentials::rotation::ready::ReadyReason;
+use crate::domain::credentials::rotation::ready::UNREADABLE;
 use crate::k8s::CallError;
 use crate::rancher::RancherError;
 
@@ -43,18 +43,13 @@ impl From<RancherError> for ReadFault {
 pub(super) struct UnknownTarget {
     pub(super) why: String,
     pub(super) reason: UnknownReason,
-    /// Function that makes the reason of the condition Ready from the text in `why`.
-    pub(super) ready: fn(String) -> ReadyReason,
+    /// Reason of the condition Ready while the target is unknown.
+    pub(super) ready: &'static str,
     /// Whether the Rancher rejects the API key.
     pub(super) key_refused: bool,
 }
 
 impl UnknownTarget {
-    /// Reason of the condition Ready while the target is unknown.
-    pub(super) fn ready_reason(&self) -> ReadyReason {
-        (self.ready)(self.why.clone())
-    }
-
     /// Makes the reason for a target that cannot be read or written, while the credentials of the
     /// TokenRotation can be listed and revoked.
     pub(super) fn target_barred(why: String) -> Self {
@@ -64,11 +59,6 @@ impl UnknownTarget {
     /// Makes the reason for a target that cannot be read. The list of credentials cannot be read
     /// either.
     pub(super) fn barred(why: String) -> Self {
-        Self {
-            why,
-            reason: UnknownReason::Barred,
-            ready: ReadyReason::Unreadable,
-            key_refused: false,
-        }
+        Self { why, reason: UnknownReason::Barred, ready: UNREADABLE, key_refused: false }
     }
 }

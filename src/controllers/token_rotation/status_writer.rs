@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::rotation_run::{RANCHER_INTERVAL, RotationRun};
 use super::{UnpublishedToken, pause};
-use crate::domain::credentials::rotation::ready::{ReadyFacts, ReadyReason};
+use crate::domain::credentials::rotation::ready::{ReadyFacts, ReadyState};
 use crate::domain::credentials::rotation::status::{self, StatusObservations};
 use crate::domain::credentials::rotation::{
     RotationState, RotationStep, StateChange, UnpublishedCredential, failed, idle,
@@ -25,11 +25,11 @@ const READ_MORE_AFTER: Duration = Duration::from_secs(5);
 
 impl RotationRun<'_> {
     /// Writes the status with the state `next`, if that status differs from the stored one.
-    /// `ready`: reason of the condition Ready; `None` leaves that condition as it is.
+    /// `ready`: the condition Ready; `None` leaves that condition as it is.
     pub(super) async fn write_status(
         &mut self,
         next: RotationState,
-        ready: Option<&ReadyReason>,
+        ready: Option<&ReadyState>,
     ) -> Result<(), CallError> {
         let now = self.clock.now();
         let observed = StatusObservations {
@@ -60,7 +60,7 @@ impl RotationRun<'_> {
         change: StateChange,
         next: RotationState,
     ) -> Result<(), CallError> {
-        let ready = (change == StateChange::Published).then_some(ReadyReason::Current);
+        let ready = (change == StateChange::Published).then(ReadyState::current);
         let before = self.state.clone();
         self.write_status(next, ready.as_ref()).await?;
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
@@ -150,7 +150,7 @@ impl RotationRun<'_> {
         let reason = format!("{}Failed", step.word());
         let note = format!("credential {name}: {why}");
         self.context.ctx.events.warning(self.rotation.object_ref(&()), &reason, note);
-        self.write_status(next, Some(&ReadyReason::Failed(step, why))).await
+        self.write_status(next, Some(&ReadyState::failed(step, why))).await
     }
 
     /// Writes the condition Ready of a rotation that had no step to do at the time `decided`.
@@ -163,13 +163,15 @@ impl RotationRun<'_> {
     ) -> Result<Duration, CallError> {
         let facts = ReadyFacts {
             second: self.second.clone(),
-            unknown: self.unknown.as_ref().map(|one| (one.why.as_str(), one.ready_reason())),
+            unknown: self.unknown.as_ref().map(|one| (one.why.as_str(), one.ready)),
             watched: Some(&self.read.watched),
             unread: self.session.as_ref().map_or(0, |session| session.unread),
             children: self.children_summary(),
         };
-        let wants = &self.rotation.spec.target;
-        let ready = ReadyReason::of(&self.plan, &self.state, &self.observed(), wants, facts);
+        // The condition is about the plan of the spec, even if another TokenRotation has
+        // precedence.
+        let (plan, wants) = (status::plan(&self.rotation), &self.rotation.spec.target);
+        let ready = ReadyState::of(&plan, &self.state, &self.observed(), wants, facts);
         self.write_status(self.state.clone(), ready.as_ref()).await?;
         let expires = self.rotation.status.as_ref().and_then(status::expiry);
         let next = idle::next_reconcile(&self.plan, &self.state, until, expires, decided);

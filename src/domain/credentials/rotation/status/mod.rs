@@ -5,7 +5,7 @@
 
 use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring_condition, minter_condition};
-use super::ready::ReadyReason;
+use super::ready::ReadyState;
 use super::schedule::{MaintenanceWindow, ReplacementSchedule};
 use super::watched::WatchedCredentials;
 use super::{
@@ -195,12 +195,12 @@ pub fn watched(status: &TokenRotationStatus) -> WatchedCredentials {
     WatchedCredentials { listed: status.watched.clone(), beyond }
 }
 
-/// New status of a rotation. `ready`: new reason of Ready. `None`: Ready stays as it is.
+/// New status of a rotation. `ready`: new condition Ready. `None`: Ready stays as it is.
 pub fn status(
     rotation: &TokenRotation,
     state: &RotationState,
     observed: &StatusObservations,
-    ready: Option<&ReadyReason>,
+    ready: Option<&ReadyState>,
     now: Seconds,
 ) -> TokenRotationStatus {
     let plan = plan(rotation);
@@ -224,9 +224,8 @@ pub fn status(
         conditions: old.conditions,
         ..recorded(state)
     };
-    if let Some(ready) = ready {
-        let (holds, reason, message) = ready.condition(&plan, state);
-        set_condition(&mut status.conditions, READY, (holds, &reason, message), now);
+    if let Some(ReadyState { status: holds, reason, message }) = ready {
+        set_condition(&mut status.conditions, READY, (*holds, reason, message.clone()), now);
     }
     let said = expiring_condition(&plan, state, &watched, expires, now);
     set_condition(&mut status.conditions, EXPIRING, said, now);

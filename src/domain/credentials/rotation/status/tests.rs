@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::credentials::rotation::RotationStep;
+use crate::credentials::rotation::ready::UNREADABLE;
 use api::ConditionStatus::{False, True};
 use api::{TokenRotationSpec, WatchedCredential};
 
@@ -73,7 +74,7 @@ fn what_is_recorded_is_read_again() {
             &rotation(account()),
             &kept,
             &StatusObservations::default(),
-            Some(&ReadyReason::Current),
+            Some(&ReadyState::current()),
             100,
         );
         assert_eq!(state(Some(&written)), kept);
@@ -141,7 +142,7 @@ fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
             let watched = Some(WatchedCredentials::of(watched.to_vec()));
             let beside =
                 StatusObservations { rancher_url: None, watched, ..StatusObservations::default() };
-            let status = status(rotation, state, &beside, Some(&ReadyReason::Current), now);
+            let status = status(rotation, state, &beside, Some(&ReadyState::current()), now);
             let found = status.conditions.into_iter().find(|c| c.type_ == EXPIRING).unwrap();
             found.reason.unwrap()
         };
@@ -168,9 +169,8 @@ fn what_rancher_keeps_alive_is_shown_as_such() {
     let current =
         CurrentEntry { name: "kubeconfig-u-a".into(), kept_alive: true, ..CurrentEntry::default() };
     let state = RotationState { current: Some(current), ..RotationState::default() };
-    let reason = Some(&ReadyReason::KeptByRancher);
-    let status =
-        status(&rotation(rancher(&json!({}))), &state, &StatusObservations::default(), reason, 50);
+    let (ready, beside) = (ReadyState::kept_by_rancher(), StatusObservations::default());
+    let status = status(&rotation(rancher(&json!({}))), &state, &beside, Some(&ready), 50);
     assert_eq!((&status.expires_at, &status.next_rotation), (&None, &None));
     assert!(status.current.is_some_and(|current| current.kept_by_rancher));
     let [ready, expiring] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
@@ -199,13 +199,13 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
         refused: false,
         rancher_url: Some("https://a".into()),
     };
-    let first =
-        status(&rotation, &RotationState::default(), &beside, Some(&ReadyReason::Watched), 50);
+    let watched = ReadyState::new(True, "Watched", "");
+    let first = status(&rotation, &RotationState::default(), &beside, Some(&watched), 50);
     assert_eq!(first.expires_at, Some(rfc3339(9_000_000)), "the other one is replaced");
     assert_eq!((first.watched.len(), first.watched_beyond), (32, Some(9)));
     assert_eq!(first.rancher_url.as_deref(), Some("https://a"));
     rotation.status = Some(first.clone());
-    let blind = ReadyReason::Unreadable("Rancher: no answer".into());
+    let blind = ReadyState::new(False, UNREADABLE, "Rancher: no answer");
     let later = status(
         &rotation,
         &RotationState::default(),
@@ -228,7 +228,7 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
 #[test]
 fn without_a_reason_the_conditions_stay() {
     let mut rotation = rotation(account());
-    let failed = ReadyReason::Failed(RotationStep::Verify, "401".into());
+    let failed = ReadyState::failed(RotationStep::Verify, "401".into());
     rotation.status =
         Some(status(&rotation, &full(), &StatusObservations::default(), Some(&failed), 1));
     let later = status(&rotation, &full(), &StatusObservations::default(), None, 2);

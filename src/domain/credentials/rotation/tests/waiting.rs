@@ -1,15 +1,14 @@
 //! Tests of a rotation that waits: its condition Ready, and its pause without a read of the target.
 
 use super::super::idle::step_if_unchanged;
-use super::super::ready::{ReadyFacts, ReadyReason};
+use super::super::ready::{ReadyFacts, ReadyState, UNREADABLE};
 use super::*;
 
 /// Ready reports the most important obstacle, if there are several.
 #[test]
 fn ready_says_what_hinders_most() {
     let facts = ReadyFacts::default;
-    let silent = || ReadyReason::Unreadable("silent".into());
-    let unknown = || ReadyFacts { unknown: Some(("silent", silent())), ..facts() };
+    let unknown = || ReadyFacts { unknown: Some(("silent", UNREADABLE)), ..facts() };
     let second = || ReadyFacts { second: Some("first".into()), ..unknown() };
     let (usual, source) = (plan(), plan().source);
     let mut paused = plan();
@@ -24,27 +23,31 @@ fn ready_says_what_hinders_most() {
     let (holds, unfit) = (there(Some("h2"), None), TargetState::Unfit("exec".into()));
     assert!(source.is_some());
     for (plan, state, target, facts, ready) in [
-        (&usual, &published(), &holds, facts(), Some(ReadyReason::Current)),
-        (&usual, &kept, &holds, facts(), Some(ReadyReason::KeptByRancher)),
-        (&usual, &stuck, &holds, facts(), Some(ReadyReason::NotRevoked)),
+        (&usual, &published(), &holds, facts(), Some(("Current", ""))),
+        (&usual, &kept, &holds, facts(), Some(("KeptByRancher", ""))),
+        (&usual, &stuck, &holds, facts(), Some(("NotRevoked", ""))),
         (&usual, &failed, &holds, facts(), None),
         (&watching, &failed, &holds, facts(), {
             let why = "there is no cloud credential for Harvester that the API key's user may see";
-            Some(ReadyReason::Missing(why.into()))
+            Some(("TargetMissing", why))
         }),
-        (&paused, &failed, &holds, facts(), Some(ReadyReason::Paused)),
-        (&paused, &failed, &unfit, facts(), Some(ReadyReason::Unfit("exec".into()))),
-        (&paused, &failed, &unfit, unknown(), Some(silent())),
-        (&paused, &failed, &unfit, second(), Some(ReadyReason::Second("first".into()))),
-        (&leaving, &failed, &unfit, second(), Some(ReadyReason::Deleting(Some("silent".into())))),
-        (&leaving, &failed, &holds, facts(), {
-            Some(ReadyReason::Deleting(Some("Failed Mint".into())))
-        }),
-        (&leaving, &published(), &holds, facts(), Some(ReadyReason::Deleting(None))),
+        (&paused, &failed, &holds, facts(), Some(("Paused", ""))),
+        (&paused, &failed, &unfit, facts(), Some(("TargetUnfit", "exec"))),
+        (&paused, &failed, &unfit, unknown(), Some((UNREADABLE, "silent"))),
+        (&paused, &failed, &unfit, second(), Some(("SecondRotation", "first"))),
+        (&leaving, &failed, &unfit, second(), Some(("Deleting", "first: silent"))),
+        (&leaving, &failed, &holds, facts(), Some(("Deleting", "first: Failed Mint"))),
+        (&leaving, &published(), &holds, facts(), Some(("Deleting", "are revoked first"))),
     ] {
         let seen = ObservedState { now: 2 * DAY, target: target.clone(), ..Default::default() };
-        let found = ReadyReason::of(plan, state, &seen, &api::Target::default(), facts.clone());
-        assert_eq!(found, ready, "{state:?} {target:?} {facts:?}");
+        let found = ReadyState::of(plan, state, &seen, &api::Target::default(), facts.clone());
+        let (reason, why) = ready.unzip();
+        let said = found.as_ref().map(|found| found.reason.as_str());
+        assert_eq!(said, reason, "{state:?} {target:?} {facts:?}");
+        // The deadline of a deletion follows the reason why it waits.
+        let message = found.map(|found| found.message).unwrap_or_default();
+        let message = message.split("; the deletion").next().unwrap_or_default();
+        assert!(message.ends_with(why.unwrap_or_default()), "{message}");
     }
 }
 
@@ -77,8 +80,8 @@ fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
         let until = RotationAction::Wait(Some(end - 5 + HELD_ELSEWHERE));
         assert_eq!(decide(&plan, &state, &seen), until, "{seen:?}");
         let spec = api::Target::default();
-        let ready = ReadyReason::of(&plan, &state, &seen, &spec, ReadyFacts::default());
-        let (status, reason, text) = ready.unwrap().condition(&plan, &state);
+        let ready = ReadyState::of(&plan, &state, &seen, &spec, ReadyFacts::default());
+        let ReadyState { status, reason, message: text } = ready.unwrap();
         let expected = match said {
             None => (api::ConditionStatus::True, "Current"),
             Some(_) => (api::ConditionStatus::False, "NotPublished"),
@@ -102,8 +105,8 @@ fn waiting(state: &RotationState) -> TokenRotation {
     }))
     .unwrap();
     let observed = status::StatusObservations::default();
-    let ready = Some(&ReadyReason::Current);
-    rotation.status = Some(status::status(&rotation, state, &observed, ready, DAY));
+    let ready = ReadyState::current();
+    rotation.status = Some(status::status(&rotation, state, &observed, Some(&ready), DAY));
     rotation
 }
 

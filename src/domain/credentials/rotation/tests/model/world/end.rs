@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::deletion::has_credential;
 use super::{OVERLAP, World, works};
-use crate::credentials::rotation::ready::{ReadyFacts, ReadyReason};
+use crate::credentials::rotation::ready::{ReadyFacts, ReadyState};
 use crate::credentials::rotation::{
     ObservedState, RotationAction, RotationState, TargetState, idle,
 };
@@ -93,13 +93,13 @@ impl World {
     ) -> Result<(), String> {
         let (plan, now) = (&self.plan, self.now);
         let facts = ReadyFacts::default();
-        let ready = ReadyReason::of(plan, state, seen, &api::Target::default(), facts);
+        let ready = ReadyState::of(plan, state, seen, &api::Target::default(), facts);
         let held = match &seen.target {
             TargetState::There { holds, .. } => holds.as_ref(),
             _ => None,
         };
         if matches!(next, RotationAction::Wait(_))
-            && ready == Some(ReadyReason::Current)
+            && ready == Some(ReadyState::current())
             && !held.is_some_and(|held| works(&self.credentials[&held.hash], now))
         {
             return Err(format!("Ready, and {held:?} does not work"));
