@@ -44,8 +44,8 @@ const CONTENDED: u32 = 5;
 pub(super) enum CommitOutcome {
     /// A pool was not written and was read again, so the batch must be decided again.
     Replay,
-    /// Every changed pool was written, except the pools named in `failed`.
-    Done { failed: BTreeSet<String> },
+    /// Every changed pool was written, except the pools that failed.
+    Done,
 }
 
 /// Numbers of conflicts and of failures of one pool's writes since the last accepted write, and the
@@ -71,18 +71,24 @@ struct CommitJob {
 
 impl LedgerTask {
     /// Writes concurrently all pools that the allocator has marked as touched. A pool whose next
-    /// try is not due yet is not written. `failed` in the result names these pools, and the pools
-    /// whose writes have failed [`PATIENCE`] times or more, or had no answer. A write without an
-    /// answer may have been stored. So the pool is read again after the delay, and an earlier write
-    /// conflicts with the stored one.
-    pub(super) async fn commit(&mut self) -> anyhow::Result<CommitOutcome> {
+    /// try is not due yet is not written. Adds these pools to `failed`, and the pools whose writes
+    /// have failed [`PATIENCE`] times or more, or had no answer. A write without an answer may have
+    /// been stored. So the pool is read again after the delay, and an earlier write conflicts with
+    /// the stored one.
+    ///
+    /// `failed`: pools that have failed in this batch. They are not written in this batch any more,
+    /// even if their next try becomes due, because the requests of all other pools would wait for
+    /// the deadline of that write too.
+    pub(super) async fn commit(
+        &mut self,
+        failed: &mut BTreeSet<String>,
+    ) -> anyhow::Result<CommitOutcome> {
         self.forget_outlived_refusals();
         let now = rfc3339::to_second(Utc::now());
-        let mut failed = BTreeSet::new();
         let mut jobs = Vec::new();
         for name in self.allocator.take_touched() {
             let retry_at = self.trouble.get(&name).and_then(|trouble| trouble.retry_at);
-            if retry_at.is_some_and(|at| at > Instant::now()) {
+            if failed.contains(&name) || retry_at.is_some_and(|at| at > Instant::now()) {
                 failed.insert(name);
             } else if let (Some(pool), Some(stored)) =
                 (self.allocator.pools().get(&name), self.stored.get(&name))
@@ -125,7 +131,7 @@ impl LedgerTask {
             self.allocator.touch(name);
         }
         if again.is_empty() {
-            return Ok(CommitOutcome::Done { failed });
+            return Ok(CommitOutcome::Done);
         }
         self.ctx.metrics.ledger_retries.inc();
         let tries = |t: &PoolTrouble| t.conflicts + t.failures;

@@ -95,7 +95,8 @@ impl LedgerTask {
         for name in &names {
             self.consider_manual_release(name).await;
         }
-        while self.commit().await? == super::commit::CommitOutcome::Replay {
+        let mut failed = BTreeSet::new();
+        while self.commit(&mut failed).await? == super::commit::CommitOutcome::Replay {
             for facts in &waiting {
                 self.allocator.claim(facts);
             }

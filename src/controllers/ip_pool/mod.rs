@@ -197,7 +197,8 @@ impl LedgerTask {
         batch.claims.sort_by(|(a, _), (b, _)| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let orphans = std::mem::take(&mut batch.orphans);
         let (mut changed, mut freed) = (Vec::new(), BTreeSet::new());
-        let (results, failed) = loop {
+        let mut failed = BTreeSet::new();
+        let results = loop {
             for (index, orphan) in orphans.iter().enumerate() {
                 if self.free(orphan) {
                     freed.insert(index);
@@ -210,11 +211,11 @@ impl LedgerTask {
             let results: Vec<_> =
                 batch.claims.iter().map(|(facts, _)| self.allocator.claim(facts)).collect();
             changed.extend(self.allocator.serve_waiters());
-            match self.commit().await? {
+            match self.commit(&mut failed).await? {
                 // The pools with a failed write were read from the API server. Other clients may
                 // have changed the claims in these pools.
                 commit::CommitOutcome::Replay => others_change = true,
-                commit::CommitOutcome::Done { failed } => break (results, failed),
+                commit::CommitOutcome::Done => break results,
             }
         };
         if others_change {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -16,6 +16,7 @@ use super::*;
 use crate::api::{IPPool, POOL_FINALIZER};
 use crate::controllers::second_opinion::Replica;
 use crate::domain::dhcp_lease::DhcpNetworks;
+use crate::domain::leader_election::ElectionPace;
 use crate::domain::network::Segment;
 use crate::domain::pools::allocator::{ClaimResult, LoadBalancerIndex, PoolSeen};
 use crate::domain::pools::selection::PoolRequirement;
@@ -26,7 +27,7 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
-use crate::k8s::leadership::Leadership;
+use crate::k8s::leadership::{LeaderElector, Leadership};
 use crate::k8s::views::Views;
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
@@ -61,24 +62,30 @@ fn context() -> Context {
     }
 }
 
-/// A pool with one address. The pool exists only in memory, and is never written.
-fn pool(name: &str, ip: &str, priority: i64) -> PoolSeen {
-    let pool: IPPool = serde_json::from_value(json!({
-        "metadata": {"name": name},
+/// A pool with one address.
+fn pool(name: &str, ip: &str, priority: i64) -> IPPool {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "resourceVersion": "1", "finalizers": [POOL_FINALIZER]},
         "spec": {
             "ranges": [{"subnet": format!("{ip}/24"), "rangeStart": ip, "rangeEnd": ip}],
             "selector": {"scope": [{"namespace": "ns"}], "priority": priority},
         },
     }))
-    .unwrap();
-    PoolSeen::new(&pool, Segment::Management)
+    .unwrap()
 }
 
-/// Ledger task with the pools `a` and `b`, and the handle of this task.
+/// The pools `a` and `b`.
+fn pools() -> [IPPool; 2] {
+    [pool("a", "10.0.0.10", 2), pool("b", "10.0.1.10", 1)]
+}
+
+/// Ledger task with the pools `a` and `b`, and the handle of this task. The pools exist only in the
+/// allocator's memory, so they are never written.
 fn ledger() -> (LedgerTask, LedgerHandle) {
     let (mut task, handle) = LedgerTask::new(context());
-    for pool in [pool("a", "10.0.0.10", 2), pool("b", "10.0.1.10", 1)] {
-        task.allocator.merge(&pool, &LoadBalancerIndex::default());
+    for pool in pools() {
+        let seen = PoolSeen::new(&pool, Segment::Management);
+        task.allocator.merge(&seen, &LoadBalancerIndex::default());
     }
     task.allocator.take_touched();
     (task, handle)
@@ -271,11 +278,85 @@ async fn a_pool_that_needs_no_write_has_no_trouble() {
     assert!(!task.count_failed_write("a", &late));
     loop {
         task.allocator.touch("a");
-        match task.commit().await.unwrap() {
-            CommitOutcome::Done { failed } if failed.is_empty() => break,
-            outcome => assert_eq!(outcome, CommitOutcome::Done { failed: ["a".to_owned()].into() }),
+        let mut failed = BTreeSet::new();
+        assert_eq!(task.commit(&mut failed).await.unwrap(), CommitOutcome::Done);
+        if failed.is_empty() {
+            break;
         }
+        assert_eq!(failed, ["a".to_owned()].into());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(task.count_failed_write("a", &CallError::Missing("kind", "name")));
+}
+
+/// The write of pool `a` has no answer. The writes of pool `b` conflict until long after the next
+/// try of pool `a` is due. The requests of both pools wait for one deadline, not for several.
+#[tokio::test]
+async fn a_pool_that_failed_rests_until_the_next_batch() {
+    let (mut task, _ledger) = ledger();
+    for pool in pools() {
+        task.stored.insert(pool.metadata.name.clone().unwrap(), StoredPool::new(&pool));
+    }
+    let (writes, mut written) = mpsc::unbounded_channel();
+    let mut conflicts = 6;
+    let server = service_fn(move |request: Request<Body>| {
+        let path = request.uri().path();
+        let is_write = request.method() != Method::GET;
+        let answer = if path.contains("/leases/") {
+            let lease = json!({
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": {"name": "lease", "resourceVersion": "1"},
+                "spec": {"holderIdentity": "me", "leaseDurationSeconds": 60},
+            });
+            Some((StatusCode::OK, lease))
+        } else if path.contains("/ippools/b") {
+            conflicts -= i32::from(is_write);
+            Some(if is_write && conflicts >= 0 {
+                let status =
+                    json!({"kind": "Status", "code": 409, "message": "no", "reason": "Conflict"});
+                (StatusCode::CONFLICT, status)
+            } else {
+                (StatusCode::OK, json!(pool("b", "10.0.1.10", 1)))
+            })
+        } else {
+            writes.send(path.to_owned()).unwrap();
+            None
+        };
+        async move {
+            let (code, body) = match answer {
+                Some(answer) => answer,
+                None => std::future::pending().await,
+            };
+            let body = Body::from(body.to_string().into_bytes());
+            Response::builder().status(code).body(body).map_err(BoxError::from)
+        }
+    });
+    let client = ClientBuilder::new(server, "default").build();
+    let leadership = task.ctx.replica.leadership.clone();
+    let (lease, pace) = (("ns", "lease"), ElectionPace::new(60));
+    let elector = LeaderElector::new(client.clone(), lease, "me".to_owned(), pace);
+    let mut leading = leadership.subscribe();
+    tokio::select! {
+        _ = elector.run(&leadership) => {}
+        _ = leading.wait_for(|leads| *leads) => {}
+    }
+    task.ctx.writer = ApiWriter::new(client.clone(), leadership, task.ctx.metrics.clone());
+    task.ctx.client = client;
+    let mut batch = RequestBatch::default();
+    let mut ask = |pool: &str| {
+        let facts = LbFacts { named_pool: Some(pool.to_owned()), ..lb(pool) };
+        let (reply, answer) = oneshot::channel();
+        task.answer_or_batch(LedgerMessage::Claim(Box::new(facts), reply), &mut batch);
+        answer
+    };
+    let (of_a, of_b) = (ask("a"), ask("b"));
+    task.serve(batch).await.unwrap();
+    let of_a = of_a.await.unwrap();
+    assert!(matches!(&of_a, Err(LedgerError::NotWritten(pool)) if pool == "a"), "{of_a:?}");
+    let of_b = of_b.await.unwrap();
+    assert!(matches!(&of_b, Ok(ClaimResult::Held { claim, .. }) if claim.pool == "b"), "{of_b:?}");
+    let path = written.recv().await.unwrap();
+    assert!(path.ends_with("/ippools/a/status"), "{path}");
+    assert!(written.try_recv().is_err(), "pool `a` was written again");
+    assert!(task.allocator.take_touched().contains("a"), "the next batch does not write pool `a`");
 }
