@@ -39,15 +39,6 @@ const PATIENCE: u32 = 3;
 /// Number of consecutive conflicts of one pool's writes after which an Event reports them.
 const CONTENDED: u32 = 5;
 
-/// Outcome of [`LedgerTask::commit`].
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum CommitOutcome {
-    /// A pool was not written and was read again, so the batch must be decided again.
-    Replay,
-    /// Every changed pool was written, except the pools that failed.
-    Done,
-}
-
 /// Numbers of conflicts and of failures of one pool's writes since the last accepted write, and the
 /// time before which the pool is not written again. `None` as the time: no delay. The number of
 /// failures is at least [`PATIENCE`] after a write without an answer.
@@ -74,15 +65,13 @@ impl LedgerTask {
     /// try is not due yet is not written. Adds these pools to `failed`, and the pools whose writes
     /// have failed [`PATIENCE`] times or more, or had no answer. A write without an answer may have
     /// been stored. So the pool is read again after the delay, and an earlier write conflicts with
-    /// the stored one.
+    /// the stored one. Returns whether the batch must be decided again, because a pool was not
+    /// written and was read again. `false`: every other pool was written.
     ///
     /// `failed`: pools that have failed in this batch. They are not written in this batch any more,
     /// even if their next try becomes due, because the requests of all other pools would wait for
     /// the deadline of that write too.
-    pub(super) async fn commit(
-        &mut self,
-        failed: &mut BTreeSet<String>,
-    ) -> anyhow::Result<CommitOutcome> {
+    pub(super) async fn commit(&mut self, failed: &mut BTreeSet<String>) -> anyhow::Result<bool> {
         self.forget_outlived_refusals();
         let now = rfc3339::to_second(Utc::now());
         let mut jobs = Vec::new();
@@ -131,7 +120,7 @@ impl LedgerTask {
             self.allocator.touch(name);
         }
         if again.is_empty() {
-            return Ok(CommitOutcome::Done);
+            return Ok(false);
         }
         self.ctx.metrics.ledger_retries.inc();
         let tries = |t: &PoolTrouble| t.conflicts + t.failures;
@@ -139,7 +128,7 @@ impl LedgerTask {
             again.iter().filter_map(|name| self.trouble.get(name).map(tries)).max().unwrap_or(0);
         tokio::time::sleep(backoff(worst, FIRST_RETRY, BATCH_RETRY, 0.0)).await;
         self.refresh(again).await;
-        Ok(CommitOutcome::Replay)
+        Ok(true)
     }
 
     /// Counts the failed write, or the write conflict, of the pool `name`. Returns whether the same

@@ -96,7 +96,7 @@ impl LedgerTask {
             self.consider_manual_release(name).await;
         }
         let mut failed = BTreeSet::new();
-        while self.commit(&mut failed).await? == super::commit::CommitOutcome::Replay {
+        while self.commit(&mut failed).await? {
             for facts in &waiting {
                 self.allocator.claim(facts);
             }

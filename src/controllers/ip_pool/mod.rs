@@ -211,12 +211,12 @@ impl LedgerTask {
             let results: Vec<_> =
                 batch.claims.iter().map(|(facts, _)| self.allocator.claim(facts)).collect();
             changed.extend(self.allocator.serve_waiters());
-            match self.commit(&mut failed).await? {
-                // The pools with a failed write were read from the API server. Other clients may
-                // have changed the claims in these pools.
-                commit::CommitOutcome::Replay => others_change = true,
-                commit::CommitOutcome::Done => break results,
+            if !self.commit(&mut failed).await? {
+                break results;
             }
+            // The pools with a failed write were read from the API server. Other clients may have
+            // changed the claims in these pools.
+            others_change = true;
         };
         if others_change {
             self.handle.confirmed().recheck(&self.allocator);
