@@ -54,7 +54,8 @@ pub(super) struct PoolTrouble {
 /// release annotation. `None`: this write is not needed.
 struct CommitJob {
     name: String,
-    version: String,
+    /// Metadata of the stored pool.
+    meta: ObjectMeta,
     before: Option<Value>,
     status: Option<(Arc<IPPoolStatus>, Arc<IPPoolStatus>)>,
     after: Option<Value>,
@@ -98,14 +99,11 @@ impl LedgerTask {
                 Ok(meta) => {
                     self.trouble.remove(&job.name);
                     if let Some(stored) = self.stored.get_mut(&job.name) {
-                        stored.update(&meta);
+                        stored.update(meta);
                         if let Some((_, written)) = job.status {
                             let pool = self.allocator.pools().get(&job.name);
                             self.bytes_written += pool.map_or(0, |pool| pool.ledger.bytes());
                             stored.status = written;
-                        }
-                        if job.after.is_some() {
-                            stored.manual = None;
                         }
                     }
                 }
@@ -198,24 +196,27 @@ fn job(
         &stored.status.conditions,
         stored.notice.as_ref(),
         crd_is_replaced,
-        stored.generation,
+        stored.meta.generation,
         now,
     );
     let status = differs(&stored.status, &desired, plain)
         .then(|| (stored.status.clone(), Arc::new(desired)));
-    let added = with_finalizer(&stored.finalizers, POOL_FINALIZER).filter(|_| !stored.deleting);
+    let is_deleting = stored.meta.deletion_timestamp.is_some();
+    let finalizers = stored.meta.finalizers.as_deref().unwrap_or_default();
+    let added = with_finalizer(finalizers, POOL_FINALIZER).filter(|_| !is_deleting);
     let before = added.map(|all| json!({"finalizers": all}));
-    let goes = stored.deleting && pool.ledger.claims().is_empty();
-    let removed = without_finalizers(&stored.finalizers, &[POOL_FINALIZER]).filter(|_| goes);
+    let goes = is_deleting && pool.ledger.claims().is_empty();
+    let removed = without_finalizers(finalizers, &[POOL_FINALIZER]).filter(|_| goes);
     let after = if let Some(rest) = removed {
         Some(json!({"finalizers": rest}))
-    } else if stored.manual.is_some() && stored.notice.is_none() {
+    } else if stored.manual().is_some() && stored.notice.is_none() {
         Some(json!({"annotations": {ANNOTATION_MANUAL_RELEASE: null}}))
     } else {
         None
     };
     let idle = before.is_none() && status.is_none() && after.is_none();
-    (!idle).then(|| CommitJob { name, version: stored.version.clone(), before, status, after })
+    let meta = stored.meta.clone();
+    (!idle).then(|| CommitJob { name, meta, before, status, after })
 }
 
 /// Makes the writes of a pool. Each write requires the resourceVersion that the previous write
@@ -224,8 +225,7 @@ async fn carry_out(
     writer: ApiWriter,
     job: CommitJob,
 ) -> (CommitJob, Result<ObjectMeta, CallError>) {
-    let mut meta =
-        ObjectMeta { resource_version: Some(job.version.clone()), ..ObjectMeta::default() };
+    let mut meta = job.meta.clone();
     let result = async {
         if let Some(change) = &job.before {
             meta = writer.patch_pool_meta(&job.name, &meta_patch(change, &meta)).await?;

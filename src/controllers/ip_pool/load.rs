@@ -207,10 +207,10 @@ impl LedgerTask {
                 fault.to_string(),
             );
         }
-        let old_notice = self.stored.remove(&name).filter(|old| old.manual.is_some());
+        let old_notice = self.stored.remove(&name).filter(|old| old.manual().is_some());
         let mut stored = StoredPool::new(pool);
         stored.notice =
-            old_notice.filter(|old| old.manual == stored.manual).and_then(|old| old.notice);
+            old_notice.filter(|old| old.manual() == stored.manual()).and_then(|old| old.notice);
         self.stored.insert(name, stored);
     }
 
@@ -226,7 +226,7 @@ impl LedgerTask {
             api_version: Some(IPPool::api_version(&()).into_owned()),
             kind: Some(IPPool::kind(&()).into_owned()),
             name: Some(name.to_owned()),
-            uid: self.stored.get(name).map(|pool| pool.uid.clone()),
+            uid: self.stored.get(name).and_then(|pool| pool.meta.uid.clone()),
             ..ObjectReference::default()
         }
     }

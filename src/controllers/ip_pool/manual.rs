@@ -22,9 +22,8 @@ impl LedgerTask {
     /// refused. The release changes only the allocator. The next commit writes the result, and
     /// removes the annotation, except after a refusal.
     pub(super) async fn consider_manual_release(&mut self, pool: &str) {
-        let Some(text) = self.stored.get(pool).and_then(|stored| stored.manual.clone()) else {
-            return;
-        };
+        let text = self.stored.get(pool).and_then(|stored| stored.manual().map(str::to_owned));
+        let Some(text) = text else { return };
         let notice = self.release_manually(pool, &text).await;
         if notice.as_ref().is_some_and(|n| n.reason.as_deref() == Some(UNKNOWN)) {
             self.reread_later(pool, Duration::from_secs(1));
@@ -49,7 +48,7 @@ impl LedgerTask {
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
-            let text = stored.manual.as_deref().filter(|_| refused == Some(STILL_IN_USE));
+            let text = stored.manual().filter(|_| refused == Some(STILL_IN_USE));
             let Some(asked) = text.and_then(|t| ManualRelease::parse(t).ok()) else { continue };
             let claim = Claim { pool: name.clone(), ip: asked.ip };
             if self.allocator.owner_of(&claim).is_none_or(|owner| owner.name != asked.name) {

@@ -151,7 +151,8 @@ impl LedgerTask {
                 // Correctness does not need this comparison, because a read finds the state that
                 // this task has written. It saves one read of the whole ledger for each write.
                 let known = self.stored.get(&name);
-                if known.is_none_or(|pool| is_newer(&version, &pool.version)) {
+                let known = known.map(|pool| pool.meta.resource_version.as_deref());
+                if known.is_none_or(|known| is_newer(&version, known.unwrap_or_default())) {
                     batch.pools.insert(name);
                 }
             }

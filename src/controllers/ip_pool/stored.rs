@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kube::core::ObjectMeta;
-use kube::{Resource, ResourceExt};
 
 use crate::api::{
     ANNOTATION_KEEP_ORPHANS, ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus,
@@ -13,46 +12,37 @@ use crate::domain::Owner;
 
 /// Stored pool, as the ledger task last read or wrote the pool.
 pub(super) struct StoredPool {
-    pub(super) version: String,
-    pub(super) uid: String,
-    pub(super) generation: Option<i64>,
-    pub(super) deleting: bool,
-    pub(super) finalizers: Vec<String>,
+    /// Metadata of the pool, without the managed fields.
+    pub(super) meta: ObjectMeta,
     pub(super) status: Arc<IPPoolStatus>,
-    /// Value of the annotation that requests a manual release. `None`: the pool has no such
-    /// annotation.
-    pub(super) manual: Option<String>,
     /// Condition with the reason why the manual release was refused. `None`: no release was
     /// refused.
     pub(super) notice: Option<Condition>,
-    /// Whether the pool keeps its orphans, because it has the annotation
-    /// [`ANNOTATION_KEEP_ORPHANS`].
-    pub(super) keeps_orphans: bool,
 }
 
 impl StoredPool {
     pub(super) fn new(pool: &IPPool) -> Self {
-        let mut stored = Self {
-            version: String::new(),
-            uid: pool.uid().unwrap_or_default(),
-            generation: None,
-            deleting: false,
-            finalizers: Vec::new(),
-            status: Arc::new(pool.status.clone().unwrap_or_default()),
-            manual: pool.annotations().get(ANNOTATION_MANUAL_RELEASE).cloned(),
-            notice: None,
-            keeps_orphans: pool.annotations().contains_key(ANNOTATION_KEEP_ORPHANS),
-        };
-        stored.update(pool.meta());
+        let status = Arc::new(pool.status.clone().unwrap_or_default());
+        let mut stored = Self { meta: ObjectMeta::default(), status, notice: None };
+        stored.update(pool.metadata.clone());
         stored
     }
 
-    /// Takes over the metadata that the API server returned for a write.
-    pub(super) fn update(&mut self, meta: &ObjectMeta) {
-        self.version = meta.resource_version.clone().unwrap_or_default();
-        self.generation = meta.generation;
-        self.deleting = meta.deletion_timestamp.is_some();
-        self.finalizers = meta.finalizers.clone().unwrap_or_default();
+    /// Takes over the metadata that the API server returned.
+    pub(super) fn update(&mut self, meta: ObjectMeta) {
+        self.meta = ObjectMeta { managed_fields: None, ..meta };
+    }
+
+    /// Value of the annotation that requests a manual release. `None`: the pool has no such
+    /// annotation.
+    pub(super) fn manual(&self) -> Option<&str> {
+        self.annotation(ANNOTATION_MANUAL_RELEASE)
+    }
+
+    /// Whether the pool keeps its orphans, because it has the annotation
+    /// [`ANNOTATION_KEEP_ORPHANS`].
+    pub(super) fn keeps_orphans(&self) -> bool {
+        self.annotation(ANNOTATION_KEEP_ORPHANS).is_some()
     }
 
     /// Whether the stored ledger records the address for this owner, by name and UID.
@@ -60,5 +50,9 @@ impl StoredPool {
         let ip = ip.to_string();
         self.status.allocated.get(&ip) == Some(&owner.name)
             && self.status.allocated_owners.get(&ip) == Some(&owner.uid)
+    }
+
+    fn annotation(&self, key: &str) -> Option<&str> {
+        self.meta.annotations.as_ref()?.get(key).map(String::as_str)
     }
 }

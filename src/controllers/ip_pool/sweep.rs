@@ -20,6 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::LedgerTask;
 use super::mailbox::{LedgerHandle, OrphanClaim};
+use super::stored::StoredPool;
 use crate::domain::load_balancer::facts;
 use crate::domain::vm_backends::listeners;
 use crate::domain::{Claim, Owner};
@@ -55,7 +56,7 @@ impl LedgerTask {
             return;
         }
         let suspects = self.allocator.orphans(&self.lb_index());
-        let keeps = |pool: &str| self.stored.get(pool).is_some_and(|stored| stored.keeps_orphans);
+        let keeps = |pool: &str| self.stored.get(pool).is_some_and(StoredPool::keeps_orphans);
         let (kept, suspects) =
             suspects.into_iter().partition::<Vec<_>, _>(|(claim, _)| keeps(&claim.pool));
         self.report_kept(kept);
