@@ -2,7 +2,6 @@
 //! compare-and-swap.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::Utc;
@@ -19,7 +18,7 @@ use crate::domain::object_fields::rfc3339;
 use crate::domain::pools::allocator::AllocatorPool;
 use crate::domain::pools::status;
 use crate::k8s::CallError;
-use crate::k8s::write::{ApiWriter, differs};
+use crate::k8s::write::differs;
 
 /// Base of the delay after a pool's write that failed or met a conflict. The requests are decided
 /// again after the delay. Each such write of the same pool doubles the delay, up to
@@ -49,18 +48,6 @@ pub(super) struct PoolTrouble {
     retry_at: Option<Instant>,
 }
 
-/// Writes of one pool, in the order of the fields. `before` adds the finalizer. `status` has the
-/// stored status (field 0) and the desired status (field 1). `after` removes the finalizer or the
-/// release annotation. `None`: this write is not needed.
-struct CommitJob {
-    name: String,
-    /// Metadata of the stored pool.
-    meta: ObjectMeta,
-    before: Option<Value>,
-    status: Option<(Arc<IPPoolStatus>, Arc<IPPoolStatus>)>,
-    after: Option<Value>,
-}
-
 impl LedgerTask {
     /// Writes concurrently all pools that the allocator has marked as touched. A pool whose next
     /// try is not due yet is not written. Adds these pools to `failed`, and the pools whose writes
@@ -74,44 +61,43 @@ impl LedgerTask {
     /// the deadline of that write too.
     pub(super) async fn commit(&mut self, failed: &mut BTreeSet<String>) -> anyhow::Result<bool> {
         self.forget_outlived_refusals();
-        let now = rfc3339::to_second(Utc::now());
-        let mut jobs = Vec::new();
+        let now = &rfc3339::to_second(Utc::now());
+        let mut due = Vec::new();
         for name in self.allocator.take_touched() {
             let retry_at = self.trouble.get(&name).and_then(|trouble| trouble.retry_at);
             if failed.contains(&name) || retry_at.is_some_and(|at| at > Instant::now()) {
                 failed.insert(name);
-            } else if let (Some(pool), Some(stored)) =
-                (self.allocator.pools().get(&name), self.stored.get(&name))
-            {
-                let plain = self.ctx.writer.pools_are_plain();
-                match job(name.clone(), pool, stored, self.crd_is_replaced, plain, &now) {
-                    Some(job) => jobs.push(job),
-                    // A write without an answer was stored, for example.
-                    None => drop(self.trouble.remove(&name)),
-                }
+            } else {
+                due.push(name);
             }
         }
-        let results =
-            join_all(jobs.into_iter().map(|job| carry_out(self.ctx.writer.clone(), job))).await;
+        let this = &*self;
+        let writes = due.iter().filter_map(|name| {
+            let (pool, stored) = (this.allocator.pools().get(name)?, this.stored.get(name)?);
+            Some(async move { (name, this.write_pool(name, pool, stored, now).await) })
+        });
+        let results = join_all(writes).await;
         let mut again = BTreeSet::new();
-        for (job, result) in results {
+        for (name, result) in results {
             match result {
-                Ok(meta) => {
-                    self.trouble.remove(&job.name);
-                    if let Some(stored) = self.stored.get_mut(&job.name) {
+                Ok((meta, written)) => {
+                    // If there was nothing to write, a write without an answer was stored, for
+                    // example.
+                    self.trouble.remove(name);
+                    if let Some(stored) = self.stored.get_mut(name) {
                         stored.update(meta);
-                        if let Some((_, written)) = job.status {
-                            let pool = self.allocator.pools().get(&job.name);
+                        if let Some(written) = written {
+                            let pool = self.allocator.pools().get(name);
                             self.bytes_written += pool.map_or(0, |pool| pool.ledger.bytes());
                             stored.status = written;
                         }
                     }
                 }
                 Err(CallError::NotLeader) => anyhow::bail!("leadership lost"),
-                Err(error) if self.count_failed_write(&job.name, &error) => {
-                    again.insert(job.name);
+                Err(error) if self.count_failed_write(name, &error) => {
+                    again.insert(name.clone());
                 }
-                Err(_) => drop(failed.insert(job.name)),
+                Err(_) => drop(failed.insert(name.clone())),
             }
         }
         for name in failed.iter().chain(&again) {
@@ -127,6 +113,54 @@ impl LedgerTask {
         tokio::time::sleep(backoff(worst, FIRST_RETRY, BATCH_RETRY, 0.0)).await;
         self.refresh(again).await;
         Ok(true)
+    }
+
+    /// Brings the stored pool to the state in the allocator: adds the finalizer, writes the status,
+    /// and removes the finalizer or the release annotation, each only if needed. Each write
+    /// requires the resourceVersion that the previous write returned. Returns the pool's metadata,
+    /// and the status that was written. `None` as the status: the stored status stays.
+    async fn write_pool(
+        &self,
+        name: &str,
+        pool: &AllocatorPool,
+        stored: &StoredPool,
+        now: &str,
+    ) -> Result<(ObjectMeta, Option<IPPoolStatus>), CallError> {
+        let writer = &self.ctx.writer;
+        let mut meta = stored.meta.clone();
+        let desired = status::pool_status(
+            pool,
+            &stored.status.conditions,
+            stored.notice.as_ref(),
+            self.crd_is_replaced,
+            meta.generation,
+            now,
+        );
+        let is_new = differs(&stored.status, &desired, writer.pools_are_plain());
+        let is_deleting = meta.deletion_timestamp.is_some();
+        let finalizers = stored.meta.finalizers.as_deref().unwrap_or_default();
+        let added = with_finalizer(finalizers, POOL_FINALIZER).filter(|_| !is_deleting);
+        if let Some(all) = added {
+            let patch = meta_patch(json!({"finalizers": all}), &meta);
+            meta = writer.patch_pool_meta(name, &patch).await?;
+        }
+        if is_new {
+            let version = meta.resource_version.unwrap_or_default();
+            meta = writer.write_pool_status(name, &version, &stored.status, &desired).await?;
+        }
+        let goes = is_deleting && pool.ledger.claims().is_empty();
+        let removed = without_finalizers(finalizers, &[POOL_FINALIZER]).filter(|_| goes);
+        let last = if let Some(rest) = removed {
+            Some(json!({"finalizers": rest}))
+        } else if stored.manual().is_some() && stored.notice.is_none() {
+            Some(json!({"annotations": {ANNOTATION_MANUAL_RELEASE: null}}))
+        } else {
+            None
+        };
+        if let Some(change) = last {
+            meta = writer.patch_pool_meta(name, &meta_patch(change, &meta)).await?;
+        }
+        Ok((meta, is_new.then_some(desired)))
     }
 
     /// Counts the failed write, or the write conflict, of the pool `name`. Returns whether the same
@@ -180,71 +214,8 @@ impl LedgerTask {
     }
 }
 
-/// Writes that bring the stored pool to the state in the allocator. `None`: the stored pool has
-/// that state. `plain`: whether the API server has Harvester's schema. If so, the fields that only
-/// the operator's schema has are not compared.
-fn job(
-    name: String,
-    pool: &AllocatorPool,
-    stored: &StoredPool,
-    crd_is_replaced: Option<bool>,
-    plain: bool,
-    now: &str,
-) -> Option<CommitJob> {
-    let desired = status::pool_status(
-        pool,
-        &stored.status.conditions,
-        stored.notice.as_ref(),
-        crd_is_replaced,
-        stored.meta.generation,
-        now,
-    );
-    let status = differs(&stored.status, &desired, plain)
-        .then(|| (stored.status.clone(), Arc::new(desired)));
-    let is_deleting = stored.meta.deletion_timestamp.is_some();
-    let finalizers = stored.meta.finalizers.as_deref().unwrap_or_default();
-    let added = with_finalizer(finalizers, POOL_FINALIZER).filter(|_| !is_deleting);
-    let before = added.map(|all| json!({"finalizers": all}));
-    let goes = is_deleting && pool.ledger.claims().is_empty();
-    let removed = without_finalizers(finalizers, &[POOL_FINALIZER]).filter(|_| goes);
-    let after = if let Some(rest) = removed {
-        Some(json!({"finalizers": rest}))
-    } else if stored.manual().is_some() && stored.notice.is_none() {
-        Some(json!({"annotations": {ANNOTATION_MANUAL_RELEASE: null}}))
-    } else {
-        None
-    };
-    let idle = before.is_none() && status.is_none() && after.is_none();
-    let meta = stored.meta.clone();
-    (!idle).then(|| CommitJob { name, meta, before, status, after })
-}
-
-/// Makes the writes of a pool. Each write requires the resourceVersion that the previous write
-/// returned.
-async fn carry_out(
-    writer: ApiWriter,
-    job: CommitJob,
-) -> (CommitJob, Result<ObjectMeta, CallError>) {
-    let mut meta = job.meta.clone();
-    let result = async {
-        if let Some(change) = &job.before {
-            meta = writer.patch_pool_meta(&job.name, &meta_patch(change, &meta)).await?;
-        }
-        if let Some((stored, desired)) = &job.status {
-            let version = meta.resource_version.clone().unwrap_or_default();
-            meta = writer.write_pool_status(&job.name, &version, stored, desired).await?;
-        }
-        if let Some(change) = &job.after {
-            meta = writer.patch_pool_meta(&job.name, &meta_patch(change, &meta)).await?;
-        }
-        Ok(meta)
-    }
-    .await;
-    (job, result)
-}
-
-fn meta_patch(change: &Value, meta: &ObjectMeta) -> Value {
-    let mut change = change.clone();
+/// Merge patch that makes `change` to the metadata of the object with the metadata `meta`.
+fn meta_patch(mut change: Value, meta: &ObjectMeta) -> Value {
     change["resourceVersion"] = json!(meta.resource_version);
     json!({"metadata": change})
 }

@@ -1,7 +1,6 @@
 //! Pool as the ledger task last read or wrote it.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use kube::core::ObjectMeta;
 
@@ -14,7 +13,7 @@ use crate::domain::Owner;
 pub(super) struct StoredPool {
     /// Metadata of the pool, without the managed fields.
     pub(super) meta: ObjectMeta,
-    pub(super) status: Arc<IPPoolStatus>,
+    pub(super) status: IPPoolStatus,
     /// Condition with the reason why the manual release was refused. `None`: no release was
     /// refused.
     pub(super) notice: Option<Condition>,
@@ -22,7 +21,7 @@ pub(super) struct StoredPool {
 
 impl StoredPool {
     pub(super) fn new(pool: &IPPool) -> Self {
-        let status = Arc::new(pool.status.clone().unwrap_or_default());
+        let status = pool.status.clone().unwrap_or_default();
         let mut stored = Self { meta: ObjectMeta::default(), status, notice: None };
         stored.update(pool.metadata.clone());
         stored

@@ -270,8 +270,8 @@ async fn a_pool_that_needs_no_write_has_no_trouble() {
         json!({"metadata": {"name": "a", "finalizers": [POOL_FINALIZER]}, "spec": {"ranges": []}});
     let mut stored = StoredPool::new(&serde_json::from_value::<IPPool>(pool).unwrap());
     let seen = task.allocator.pools().get("a").unwrap();
-    let status = pool_status(seen, &[], None, None, stored.meta.generation, "2026-11-30T00:00:00Z");
-    stored.status = Arc::new(status);
+    stored.status =
+        pool_status(seen, &[], None, None, stored.meta.generation, "2026-11-30T00:00:00Z");
     task.stored.insert("a".to_owned(), stored);
     let late = CallError::Timeout { call: ApiCall::new("write"), within: Duration::ZERO };
     assert!(!task.count_failed_write("a", &late));
