@@ -104,10 +104,8 @@ pub struct PoolAllocator {
     holders: HashMap<String, Vec<Claim>>,
     /// Map from an owner's name to the claims of all owners with this name.
     names: HashMap<String, BTreeSet<Claim>>,
-    /// Waiting LoadBalancers, each with the reason for its wait.
-    waiters: BTreeMap<Age, (LbFacts, NoAddressReason)>,
-    /// Map from a waiter's UID to its key in `waiters`.
-    ages: HashMap<String, Age>,
+    /// Map from the UID of a waiting LoadBalancer to its facts and the reason for its wait.
+    waiters: BTreeMap<String, (LbFacts, NoAddressReason)>,
     /// Names of the pools whose status must be written.
     touched: BTreeSet<String>,
     waiter_changes: waiters::WaiterChanges,
@@ -117,10 +115,6 @@ pub struct PoolAllocator {
     /// other controllers, networks of pods and Services.
     infrastructure: HeldBack,
 }
-
-/// Sort key of waiters: creation time, then name. So waiters are served in the same order, whatever
-/// the order of their requests.
-type Age = (i64, Owner);
 
 impl PoolAllocator {
     /// Claims an address for the LoadBalancer, or records that the LoadBalancer waits for one.
@@ -179,7 +173,7 @@ impl PoolAllocator {
         let [claim] = claims.as_slice() else { return None };
         let in_place = facts.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
         let published_here = facts.published.as_ref().is_none_or(|p| p == claim);
-        let settled = !self.ages.contains_key(&facts.owner.uid);
+        let settled = !self.waiters.contains_key(&facts.owner.uid);
         (in_place && published_here && settled && self.is_reserved(facts, claim))
             .then(|| self.held(facts, claim.clone(), None))
     }

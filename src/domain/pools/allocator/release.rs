@@ -7,7 +7,7 @@ impl PoolAllocator {
     /// Whether the owner with this UID has a claim, reservation, expected address or waiting
     /// request.
     pub fn knows(&self, uid: &str) -> bool {
-        !self.claims_of(uid).is_empty() || self.ages.contains_key(uid) || self.is_remembered(uid)
+        !self.claims_of(uid).is_empty() || self.waiters.contains_key(uid) || self.is_remembered(uid)
     }
 
     /// Whether the allocator does not know the owner with this UID ([`Self::knows`]), and no pool

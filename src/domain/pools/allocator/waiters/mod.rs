@@ -13,7 +13,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::{Age, AllocatorPool, PoolAllocator};
+use super::{AllocatorPool, PoolAllocator};
 use crate::reason::NoAddressReason;
 use crate::{LbFacts, Owner};
 
@@ -84,29 +84,30 @@ impl PoolAllocator {
     /// those whose answer changed.
     fn try_waiters(&mut self, changes: &WaiterChanges) -> Vec<Owner> {
         let mut answered_anew = Vec::new();
-        for (age, cause) in self.concerned(changes) {
-            let Some((facts, before)) = self.waiters.get(&age) else { continue };
+        for (owner, cause) in self.concerned(changes) {
+            let Some((facts, before)) = self.waiters.get(&owner.uid) else { continue };
             // A waiter that was served earlier in this loop may have taken the free address.
             if !self.is_due(facts, before, &cause) {
                 continue;
             }
             let (facts, before) = (facts.clone(), before.clone());
             self.claim(&facts);
-            let now = self.ages.get(&facts.owner.uid).and_then(|age| self.waiters.get(age));
+            let now = self.waiters.get(&owner.uid);
             if now.is_none_or(|(_, wait)| *wait != before) {
-                answered_anew.push(facts.owner);
+                answered_anew.push(owner);
             }
         }
         answered_anew
     }
 
     /// Waiters whose answer may be affected by the changes, oldest first, each with the cause to
-    /// try it again.
-    fn concerned<'a>(&self, changes: &'a WaiterChanges) -> Vec<(Age, RetryCause<'a>)> {
+    /// try it again. Of waiters of the same age, the one whose name sorts first comes first. So
+    /// waiters are served in the same order, whatever the order of their requests.
+    fn concerned<'a>(&self, changes: &'a WaiterChanges) -> Vec<(Owner, RetryCause<'a>)> {
         // Each waiter is compared with each changed pool, so the pools are looked up once.
         let by_name: Vec<(&str, Option<&AllocatorPool>)> =
             changes.pools.iter().map(|name| (name.as_str(), self.pools.get(name))).collect();
-        let concerned = self.waiters.iter().filter_map(|(age, (facts, wait))| {
+        let concerned = self.waiters.values().filter_map(|(facts, wait)| {
             // The answer to a waiter that publishes an address, or has reservations, depends on
             // all pools.
             let is_certain = changes.everything
@@ -114,15 +115,17 @@ impl PoolAllocator {
                 || !self.reserved.of(&facts.owner.uid).is_empty()
                 || changes.waiters.contains(&facts.owner.uid);
             if is_certain {
-                return Some((age.clone(), RetryCause::Certain));
+                return Some((facts, RetryCause::Certain));
             }
             let pools = by_name
                 .iter()
                 .filter(|(name, pool)| pool.is_none_or(|pool| pool.may_change(name, facts, wait)));
             let names: Vec<&str> = pools.map(|(name, _)| *name).collect();
-            (!names.is_empty()).then(|| (age.clone(), RetryCause::Pools(names)))
+            (!names.is_empty()).then_some((facts, RetryCause::Pools(names)))
         });
-        concerned.collect()
+        let mut concerned: Vec<_> = concerned.collect();
+        concerned.sort_by(|(a, _), (b, _)| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
+        concerned.into_iter().map(|(facts, cause)| (facts.owner.clone(), cause)).collect()
     }
 
     /// Whether `cause` is still a cause to try a waiter again. `wait`: the waiter's present answer.
@@ -151,18 +154,15 @@ impl PoolAllocator {
     }
 
     pub(super) fn wait(&mut self, facts: &LbFacts, wait: NoAddressReason) {
-        self.stop_waiting(&facts.owner.uid);
-        let age = (facts.created, facts.owner.clone());
-        self.ages.insert(facts.owner.uid.clone(), age.clone());
         // The facts will be stale when the waiter is served.
-        self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
+        let facts = LbFacts { fresh: false, ..facts.clone() };
+        self.waiters.insert(facts.owner.uid.clone(), (facts, wait));
     }
 
     /// Replaces the facts of a waiting LoadBalancer. If the facts have changed, marks the
     /// LoadBalancer to be tried again. Does nothing for a LoadBalancer that does not wait.
     pub(super) fn update_waiter(&mut self, facts: &LbFacts) {
-        let age = self.ages.get(&facts.owner.uid);
-        let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };
+        let Some((known, _)) = self.waiters.get_mut(&facts.owner.uid) else { return };
         let now = LbFacts { fresh: false, ..facts.clone() };
         if *known != now {
             *known = now;
@@ -171,9 +171,7 @@ impl PoolAllocator {
     }
 
     pub(super) fn stop_waiting(&mut self, uid: &str) {
-        if let Some(age) = self.ages.remove(uid) {
-            self.waiters.remove(&age);
-        }
+        self.waiters.remove(uid);
     }
 }
 

@@ -54,7 +54,7 @@ fn tried_again(allocator: &mut PoolAllocator) -> Vec<String> {
 
 /// Names of the waiters whose answer may be affected by the changes.
 fn concerned(allocator: &PoolAllocator, changes: &WaiterChanges) -> Vec<String> {
-    allocator.concerned(changes).into_iter().map(|((_, owner), _)| owner.name).collect()
+    allocator.concerned(changes).into_iter().map(|(owner, _)| owner.name).collect()
 }
 
 /// A change by one tenant causes no search for the waiters of other pools.

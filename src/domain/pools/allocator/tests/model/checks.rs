@@ -252,13 +252,7 @@ impl Cluster {
             .map(|p| (p.ledger.claims().clone(), p.ledger.cursor()))
             .collect();
         let allocator = &self.allocator;
-        (
-            ledgers,
-            allocator.holders.clone(),
-            allocator.waiters.clone(),
-            allocator.ages.clone(),
-            allocator.touched.clone(),
-        )
+        (ledgers, allocator.holders.clone(), allocator.waiters.clone(), allocator.touched.clone())
     }
 
     pub(super) fn check(&self) {
@@ -279,7 +273,6 @@ impl Cluster {
             self.lbs.values().filter_map(|facts| facts.published.as_ref()).collect();
         assert!(published.iter().all(|c| published.iter().filter(|d| d == &c).count() == 1));
         assert!(self.allocator.orphans(&self.world()).is_empty());
-        assert_eq!(self.allocator.waiters.len(), self.allocator.ages.len());
         for (facts, wait) in self.allocator.waiting() {
             let n = usize::try_from(facts.created).unwrap();
             let facts = &self.facts(n).unwrap();
