@@ -46,36 +46,13 @@ pub struct Preview {
     pub unknown: Vec<String>,
 }
 
-/// Content of the condition `Ready` that the operator would write into a LoadBalancer or a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ConditionContent {
-    /// Status of the condition. `None`: not known, or the operator would write no condition.
-    pub ready: Option<ConditionStatus>,
-    /// Reason of the condition; empty if `ready` is `None`.
-    pub reason: String,
-    /// Message of the condition. If `ready` is `None`: text that says why.
-    pub message: String,
-}
-
-impl ConditionContent {
-    /// Content if there is no condition. `message`: text that says why.
-    fn none(message: &str) -> Self {
-        Self { message: message.to_owned(), ..Self::default() }
-    }
-}
-
-impl From<Condition> for ConditionContent {
-    fn from(ready: Condition) -> Self {
-        Self {
-            ready: Some(ready.status),
-            reason: ready.reason.unwrap_or_default(),
-            message: ready.message.unwrap_or_default(),
-        }
-    }
-}
+/// Condition `Ready` that the operator would write into a LoadBalancer or a pool, without its times.
+/// The error is a text that says why the condition is not known, or why the operator would write
+/// none.
+pub type PlannedReady = Result<Condition, &'static str>;
 
 /// Line of the plan about a LoadBalancer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBalancerLine {
     /// Namespace and name of the LoadBalancer: `namespace/name`.
     pub name: String,
@@ -84,25 +61,25 @@ pub struct LoadBalancerLine {
     /// Address that the LoadBalancer would have if the operator led; empty if it would have none.
     pub gets: String,
     /// Condition `Ready` that the operator would write into the LoadBalancer.
-    pub said: ConditionContent,
+    pub said: PlannedReady,
 }
 
 impl LoadBalancerLine {
-    fn new(lb: &LoadBalancer, gets: String, said: ConditionContent) -> Self {
+    fn new(lb: &LoadBalancer, gets: String, said: PlannedReady) -> Self {
         let has = facts::allocated_ip(lb).unwrap_or_default().to_owned();
         Self { name: facts::name(lb), has, gets, said }
     }
 }
 
 /// Line of the plan about a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolLine {
     /// Name of the pool.
     pub name: String,
     /// Number of addresses that would be free in the pool after the planned allocations.
     pub available: i64,
     /// Condition `Ready` that the operator would write into the pool.
-    pub said: ConditionContent,
+    pub said: PlannedReady,
 }
 
 /// A planned write of an object.
@@ -148,7 +125,7 @@ pub fn load_balancer(
     now: &str,
 ) -> (LoadBalancerLine, Option<PlannedWrite>) {
     let (address, ready) = status::address_and_ready(lb, outcome, report);
-    let line = LoadBalancerLine::new(lb, address.ip.unwrap_or_default(), ready.into());
+    let line = LoadBalancerLine::new(lb, address.ip.unwrap_or_default(), Ok(ready));
     let patch = status::patch(lb, outcome, report, now);
     let change = patch.map(|patch| PlannedWrite::patch("LoadBalancer", &line.name, &patch));
     (line, change)
@@ -157,7 +134,7 @@ pub fn load_balancer(
 /// Line of the plan about a LoadBalancer that is being deleted, and the write that removes the
 /// operator's finalizer. `None` as the write: the LoadBalancer does not have this finalizer.
 pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
-    let line = LoadBalancerLine::new(lb, String::new(), ConditionContent::none(forecast::LEAVING));
+    let line = LoadBalancerLine::new(lb, String::new(), Err(forecast::LEAVING));
     let patch = status::finalize(lb);
     let change = patch.map(|patch| PlannedWrite::patch("LoadBalancer", &line.name, &patch));
     (line, change)
@@ -166,7 +143,7 @@ pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
 /// Line of the plan about a LoadBalancer whose address cannot be planned, because facts could not
 /// be read. The line shows the present address as the planned one.
 pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
-    let said = ConditionContent::none("not known: see \"Not known\" below");
+    let said = Err("not known: see \"Not known\" below");
     let line = LoadBalancerLine::new(lb, String::new(), said);
     LoadBalancerLine { gets: line.has.clone(), ..line }
 }
@@ -185,7 +162,7 @@ pub fn pool(
     let line = PoolLine {
         name: seen.name.clone(),
         available: pool.ledger.available(),
-        said: pool_ready(pool).into(),
+        said: Ok(pool_ready(pool)),
     };
     let stored = &seen.status;
     let new = pool_status(pool, &stored.conditions, None, None, stored.observed_generation, now);
@@ -196,6 +173,11 @@ pub fn pool(
     let is_written = touched && !written.is_empty();
     let change = is_written.then(|| PlannedWrite::new("IPPool", &seen.name, written.join(", ")));
     (line, change)
+}
+
+/// Whether the operator would write a condition with the status `status`.
+fn has_status(said: &PlannedReady, status: ConditionStatus) -> bool {
+    said.as_ref().is_ok_and(|ready| ready.status == status)
 }
 
 fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
@@ -216,7 +198,7 @@ pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFin
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),
         Some(("IPPool", name)) => {
             let is_unready = |line: &PoolLine| {
-                line.name == name && line.said.ready == Some(ConditionStatus::False)
+                line.name == name && has_status(&line.said, ConditionStatus::False)
             };
             finding.effect == Effect::Stays && plan.pools.iter().any(is_unready)
         }

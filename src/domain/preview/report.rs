@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::credentials::ExpiringCredential;
-use super::{ConditionContent, LoadBalancerLine, PoolLine, Preview, unread};
+use super::{LoadBalancerLine, PlannedReady, PoolLine, Preview, has_status, unread};
 use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
-use api::ConditionStatus;
+use api::{Condition, ConditionStatus};
 
 /// Maximum number of lines in one section of the text. If there are more, the section ends with the
 /// number of the lines that are left out.
@@ -65,7 +65,7 @@ pub fn summary(plan: &Preview) -> String {
         *counts.entry(what).or_insert(0) += 1;
     }
     let count = |what: &str| counts.get(what).copied().unwrap_or(0);
-    let is_idle = |line: &&PoolLine| line.said.ready != Some(ConditionStatus::True);
+    let is_idle = |line: &&PoolLine| !has_status(&line.said, ConditionStatus::True);
     let mut text = format!(
         "{} LoadBalancers: {} keep their address, {} get their first one, {} get another one, \
          {} lose theirs, {} have none; {} of {} IPPools would not be ready; {} objects would be \
@@ -101,10 +101,14 @@ fn pool(line: &PoolLine) -> Vec<String> {
     cells
 }
 
-fn said(said: &ConditionContent) -> [String; 3] {
-    let ready = said.ready.map_or("-".to_owned(), |status| format!("{status:?}"));
-    let reason = if said.reason.is_empty() { "-" } else { &said.reason };
-    [ready, reason.to_owned(), said.message.clone()]
+fn said(said: &PlannedReady) -> [String; 3] {
+    let none = "-".to_owned();
+    match said.clone() {
+        Ok(Condition { status, reason, message, .. }) => {
+            [format!("{status:?}"), reason.unwrap_or(none), message.unwrap_or_default()]
+        }
+        Err(why) => [none.clone(), none, why.to_owned()],
+    }
 }
 
 fn expiry_line(credential: &ExpiringCredential, now: Seconds) -> String {

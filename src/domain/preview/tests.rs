@@ -10,6 +10,7 @@ use crate::credentials::rotation::target_secret::SecretContent;
 use crate::credentials::secret_text::SecretText;
 use crate::load_balancer::facts::{LbSurroundings, Project, facts as facts_of};
 use crate::network::Segment;
+use crate::object_fields::condition::condition;
 use crate::takeover::forecast::{StoredObjects, forecast};
 use api::{IPPool, LB_FINALIZER, TokenRotation};
 
@@ -38,6 +39,11 @@ fn any() -> Value {
 
 fn asks() -> Value {
     json!({"workloadType": "cluster", "ipam": "pool"})
+}
+
+/// Reason of the condition that the operator would write. Empty if it would write none.
+fn reason(line: &LoadBalancerLine) -> &str {
+    line.said.as_ref().map_or("", |ready| ready.reason.as_deref().unwrap_or_default())
 }
 
 /// Plan for one pool, and for LoadBalancers that request an address of that pool.
@@ -108,7 +114,7 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
     let lines: Vec<_> = plan
         .load_balancers
         .iter()
-        .map(|l| (l.name.as_str(), l.has.as_str(), l.gets.as_str(), l.said.reason.as_str()))
+        .map(|l| (l.name.as_str(), l.has.as_str(), l.gets.as_str(), reason(l)))
         .collect();
     assert_eq!(
         lines,
@@ -119,7 +125,8 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
             ("default/wrong", "", "", "IPPoolNotFound"),
         ]
     );
-    assert!(plan.load_balancers[3].said.message.contains("names \"nowhere\""));
+    let wrong = plan.load_balancers[3].said.clone().unwrap();
+    assert!(wrong.message.unwrap().contains("names \"nowhere\""));
     let changes: BTreeMap<&str, &str> =
         plan.changes.iter().map(|c| (c.object.as_str(), c.what.as_str())).collect();
     assert_eq!(changes["LoadBalancer default/leaving"], "metadata.finalizers");
@@ -173,8 +180,9 @@ fn what_is_as_it_would_be_is_not_written() {
 fn a_pool_that_stands_back_says_why() {
     let spec = json!({"ranges": [{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.5", "rangeEnd": "10.2.0.5"}]});
     let plan = plan(&pool_of(&spec, &Value::Null), &[]);
-    let said = &plan.pools[0].said;
-    assert_eq!((said.ready, said.reason.as_str()), (Some(ConditionStatus::False), "InvalidRange"));
+    let said = plan.pools[0].said.as_ref().unwrap();
+    assert_eq!(said.status, ConditionStatus::False);
+    assert_eq!(said.reason.as_deref(), Some("InvalidRange"));
     assert!(plan.findings.is_empty(), "its line says it: {:?}", plan.findings);
 }
 
@@ -260,11 +268,7 @@ fn columns_are_as_wide_as_their_cells_and_long_lists_are_cut() {
         name: format!("default/lb-{n}"),
         has: String::new(),
         gets: "10.1.0.200".to_owned(),
-        said: ConditionContent {
-            ready: Some(ConditionStatus::True),
-            reason: "Allocated".to_owned(),
-            message: String::new(),
-        },
+        said: Ok(condition(ConditionStatus::True, "Allocated", String::new())),
     };
     let plan = Preview { load_balancers: (0..=200).map(line).collect(), ..Preview::default() };
     let text = report::text(&plan, 0);
