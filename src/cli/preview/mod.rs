@@ -103,14 +103,15 @@ async fn plan(client: &Client, reading: &ReadResult, namespace: &str) -> Preview
 }
 
 fn pools(plan: &mut Preview, reading: &ReadResult, forecast: &Forecast, now: &str) {
-    for (stored, seen) in reading.pools.iter().zip(&reading.stored.pools) {
-        let Some(pool) = forecast.allocator.pools().get(&seen.name) else { continue };
-        let touched = forecast.touched.contains(&seen.name);
-        let (line, change) = preview::pool(seen, stored.finalizers(), pool, touched, now);
+    for stored in &reading.pools {
+        let name = stored.name_any();
+        let Some(pool) = forecast.allocator.pools().get(&name) else { continue };
+        let touched = forecast.touched.contains(&name);
+        let (line, change) = preview::pool(stored, pool, touched, now);
         plan.pools.push(line);
-        if reading.imported.contains(&seen.name) {
+        if reading.imported.contains(&name) {
             let what = "created: from kube-vip's ConfigMap";
-            plan.changes.push(PlannedWrite::new("IPPool", &seen.name, what));
+            plan.changes.push(PlannedWrite::new("IPPool", &name, what));
         } else {
             plan.changes.extend(change);
         }

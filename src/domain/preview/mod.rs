@@ -16,12 +16,12 @@ use serde_json::{Map, Value};
 use self::credentials::ExpiringCredential;
 use crate::load_balancer::facts;
 use crate::load_balancer::status::{self, AddressOutcome};
-use crate::pools::allocator::{AllocatorPool, PoolSeen};
+use crate::pools::allocator::AllocatorPool;
 use crate::pools::status::{pool_ready, pool_status};
 use crate::takeover::forecast::{self, Effect, Forecast};
 use crate::takeover::steps::{Leader, WebhookContent};
 use crate::vm_backends::readiness::ServingStatus;
-use api::{Condition, ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
+use api::{Condition, ConditionStatus, IPPool, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 
 /// Plan of what the operator would do if it became the leader now.
 #[derive(Clone, Debug, Default)]
@@ -149,29 +149,30 @@ pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
 }
 
 /// Line of the plan about a pool, and the planned write of the pool. `None` as the write: nothing
-/// would be written. `seen`: the stored pool. `finalizers`: finalizers of the stored pool. `pool`:
-/// the pool after the planned allocations. `touched`: whether the operator would write the ledger,
-/// because of an allocation or a repair. `now`: time of the plan (RFC 3339).
+/// would be written. `stored`: the stored pool. `pool`: the pool after the planned allocations.
+/// `touched`: whether the operator would write the ledger, because of an allocation or a repair.
+/// `now`: time of the plan (RFC 3339).
 pub fn pool(
-    seen: &PoolSeen,
-    finalizers: &[String],
+    stored: &IPPool,
     pool: &AllocatorPool,
     touched: bool,
     now: &str,
 ) -> (PoolLine, Option<PlannedWrite>) {
+    let IPPool { metadata: meta, status, .. } = stored;
     let line = PoolLine {
-        name: seen.name.clone(),
+        name: meta.name.clone().unwrap_or_default(),
         available: pool.ledger.available(),
         said: Ok(pool_ready(pool)),
     };
-    let stored = &seen.status;
-    let new = pool_status(pool, &stored.conditions, None, None, stored.observed_generation, now);
-    let mut written = status_fields(stored, &new);
-    if !seen.deleting && !finalizers.iter().any(|finalizer| finalizer == POOL_FINALIZER) {
+    let status = status.clone().unwrap_or_default();
+    let new = pool_status(pool, &status.conditions, None, None, status.observed_generation, now);
+    let mut written = status_fields(&status, &new);
+    let finalizers = meta.finalizers.as_deref().unwrap_or_default();
+    if meta.deletion_timestamp.is_none() && !finalizers.iter().any(|one| one == POOL_FINALIZER) {
         written.insert(0, "metadata.finalizers".to_owned());
     }
     let is_written = touched && !written.is_empty();
-    let change = is_written.then(|| PlannedWrite::new("IPPool", &seen.name, written.join(", ")));
+    let change = is_written.then(|| PlannedWrite::new("IPPool", &line.name, written.join(", ")));
     (line, change)
 }
 

@@ -11,8 +11,9 @@ use crate::credentials::secret_text::SecretText;
 use crate::load_balancer::facts::{LbSurroundings, Project, facts as facts_of};
 use crate::network::Segment;
 use crate::object_fields::condition::condition;
+use crate::pools::allocator::PoolSeen;
 use crate::takeover::forecast::{StoredObjects, forecast};
-use api::{IPPool, LB_FINALIZER, TokenRotation};
+use api::{LB_FINALIZER, TokenRotation};
 
 const NOW: &str = "2026-08-20T10:00:00Z";
 const DAY: i64 = 24 * 60 * 60;
@@ -52,9 +53,8 @@ fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
         LbSurroundings { project: Project::Outside, vm_network: None, ..LbSurroundings::default() };
     let facts = lbs.iter().filter(|lb| !facts::is_leaving(lb));
     let facts = facts.map(|lb| facts_of(lb, &around, |_| Segment::default(), true)).collect();
-    let seen = PoolSeen::new(pool, Segment::default());
     let stored = StoredObjects {
-        pools: vec![seen.clone()],
+        pools: vec![PoolSeen::new(pool, Segment::default())],
         facts,
         load_balancers: lbs.to_owned(),
         ..StoredObjects::default()
@@ -62,7 +62,7 @@ fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     let forecast = forecast(&stored);
     let mut plan = Preview::default();
     let touched = forecast.touched.contains("pool");
-    let (line, change) = super::pool(&seen, &[], &forecast.allocator.pools()["pool"], touched, NOW);
+    let (line, change) = super::pool(pool, &forecast.allocator.pools()["pool"], touched, NOW);
     plan.pools.push(line);
     plan.changes.extend(change);
     for lb in lbs {
