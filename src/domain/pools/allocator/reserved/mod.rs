@@ -335,17 +335,13 @@ impl PoolAllocator {
     }
 
     /// Whether another LoadBalancer has the claim's address on the segment of the claim's pool, or
-    /// on another segment where the address would be announced for this LoadBalancer.
+    /// on another segment where the address would be announced for this LoadBalancer. Precondition:
+    /// the LoadBalancer has no claim.
     pub(super) fn is_anothers(&self, claim: &Claim, facts: &LbFacts) -> bool {
-        let Some(pool) = self.pools.get(&claim.pool) else { return false };
-        let uid = &facts.owner.uid;
-        let holds =
-            |other: &AllocatorPool| other.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid);
-        let mut others = self.pools.iter().filter(|(name, _)| **name != claim.pool);
-        let contender = pool.contender(&claim.pool);
-        others.any(|(name, other)| holds(other) && other.contender(name).meets(&contender))
-            || self.reserved.at(claim.ip).any(|r| r.owner.uid != *uid && r.meets(pool))
-            || self.fitness(facts, &claim.pool, pool)(claim.ip) == AddressFitness::Taken
+        self.pools.get(&claim.pool).is_some_and(|pool| {
+            self.is_in_use_beside(claim.ip, &claim.pool, pool, &facts.owner.uid)
+                || self.fitness(facts, &claim.pool, pool)(claim.ip) == AddressFitness::Taken
+        })
     }
 
     /// Returns a function that says whether a free address of `pool` may be given to the
