@@ -41,7 +41,6 @@ impl LedgerTask {
             pace: WritePace::default(),
             bytes_written: 0,
             started: Instant::now(),
-            measured: BTreeSet::new(),
             crd_is_replaced: None,
             sweeper: None,
             kept: BTreeMap::new(),
@@ -216,6 +215,7 @@ impl LedgerTask {
 
     fn drop_pool(&mut self, name: &str) {
         self.allocator.remove_pool(name);
+        self.ctx.metrics.pools.forget(name);
         self.stored.remove(name);
         self.trouble.remove(name);
     }

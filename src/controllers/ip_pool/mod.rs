@@ -52,9 +52,6 @@ pub struct LedgerTask {
     /// `pace` derives when the next write may begin.
     bytes_written: usize,
     started: Instant,
-    /// Names of the pools that have series in the metrics. By these names, the series of a deleted
-    /// pool are found and removed.
-    measured: BTreeSet<String>,
     /// Whether another form has replaced the operator's form of IPPool's CRD. `None`: not checked
     /// yet.
     crd_is_replaced: Option<bool>,

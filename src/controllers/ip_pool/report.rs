@@ -16,8 +16,7 @@ use crate::domain::{Claim, Owner};
 const MOST_NAMED: usize = 5;
 
 impl LedgerTask {
-    /// Sets the gauges of all pools, and removes the series of pools that are gone. Reports new
-    /// conflicts of pools.
+    /// Sets the gauges of all pools. Reports new conflicts of pools.
     pub(super) fn report(&mut self) {
         self.report_news();
         let metrics = &self.ctx.metrics;
@@ -44,10 +43,6 @@ impl LedgerTask {
             metrics.pools.allocated.with_label_values(label).set(claims);
             let waiters = by_pool.get(name.as_str()).copied().unwrap_or(0);
             metrics.pools.waiters.with_label_values(label).set(waiters);
-        }
-        let present = self.allocator.pools().keys().cloned().collect();
-        for name in std::mem::replace(&mut self.measured, present).difference(&self.measured) {
-            metrics.pools.forget(name);
         }
     }
 
