@@ -59,7 +59,7 @@ pub struct LedgerTask {
     sweeper: Option<AbortOnDropHandle<()>>,
     /// Orphans that pools keep because of their annotation, by pool. The last sweep found these
     /// claims. Log and Events report a pool only if its kept claims differ from these.
-    kept: BTreeMap<String, BTreeSet<Claim>>,
+    kept: BTreeMap<String, Vec<(Claim, Owner)>>,
 }
 
 impl LedgerTask {

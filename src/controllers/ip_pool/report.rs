@@ -1,6 +1,6 @@
 //! Reports the state of the ledgers in metrics, Events and logs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kube::{Resource, ResourceExt};
 
@@ -77,19 +77,16 @@ impl LedgerTask {
     /// for each pool. A pool is reported only if its kept claims have changed since the last
     /// sweep.
     pub(super) fn report_kept(&mut self, orphans: Vec<(Claim, Owner)>) {
-        let mut by_pool: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
+        let mut kept: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
         for orphan in orphans {
-            by_pool.entry(orphan.0.pool.clone()).or_default().push(orphan);
+            kept.entry(orphan.0.pool.clone()).or_default().push(orphan);
         }
-        let mut kept = BTreeMap::new();
-        for (pool, orphans) in by_pool {
-            let claims: BTreeSet<Claim> = orphans.iter().map(|(claim, _)| claim.clone()).collect();
-            if self.kept.get(&pool) != Some(&claims) {
-                let note = kept_note(&pool, &orphans);
+        for (pool, orphans) in &kept {
+            if self.kept.get(pool) != Some(orphans) {
+                let note = kept_note(pool, orphans);
                 tracing::warn!(pool, note, "orphans kept");
-                self.ctx.events.warning(self.reference(&pool), "OrphansKept", note);
+                self.ctx.events.warning(self.reference(pool), "OrphansKept", note);
             }
-            kept.insert(pool, claims);
         }
         self.kept = kept;
     }
