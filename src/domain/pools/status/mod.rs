@@ -63,19 +63,15 @@ pub fn pool_status(
     let (total, available) = (ledger.total(), ledger.available());
     let used = i64::try_from(ledger.claims().len()).unwrap_or(i64::MAX);
     let entries = ledger.claims().iter();
-    let mut conditions =
-        with_condition(conditions, pool_ready(pool), now).unwrap_or_else(|| conditions.to_vec());
-    let notices = [
-        Some((MANUAL_RELEASE, notice.cloned())),
-        crd_is_replaced.map(|is| (CRD_REPLACED, is.then(crd_replaced))),
-    ];
-    for (type_, wanted) in notices.into_iter().flatten() {
-        match wanted {
-            Some(wanted) => {
-                conditions = with_condition(&conditions, wanted, now).unwrap_or(conditions);
-            }
-            None => conditions.retain(|c| c.type_ != type_),
-        }
+    let mut conditions = conditions.to_vec();
+    conditions.retain(|condition| match condition.type_.as_str() {
+        MANUAL_RELEASE => notice.is_some(),
+        CRD_REPLACED => crd_is_replaced != Some(false),
+        _ => true,
+    });
+    let replaced = crd_is_replaced.and_then(|is| is.then(crd_replaced));
+    for wanted in [Some(pool_ready(pool)), notice.cloned(), replaced].into_iter().flatten() {
+        conditions = with_condition(&conditions, wanted, now).unwrap_or(conditions);
     }
     IPPoolStatus {
         total,
