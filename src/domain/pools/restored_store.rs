@@ -85,19 +85,16 @@ pub fn changes(
 ) -> Vec<RestoreChange> {
     let named: BTreeMap<&str, &LoadBalancerEntry> =
         after.iter().map(|entry| (entry.owner.name.as_str(), entry)).collect();
-    let ledgers: BTreeMap<&str, Option<&IPPoolStatus>> = pools
-        .iter()
-        .filter_map(|pool| Some((pool.metadata.name.as_deref()?, pool.status.as_ref())))
-        .collect();
     let change = |entry: &LoadBalancerEntry| {
         let claim = entry.published.as_ref().filter(|_| !entry.deleting)?;
-        let fate = match (named.get(entry.owner.name.as_str()), ledgers.get(claim.pool.as_str())) {
+        let pool = pools.iter().find(|pool| pool.metadata.name.as_ref() == Some(&claim.pool));
+        let fate = match (named.get(entry.owner.name.as_str()), pool) {
             (Some(now), _) if now.published.as_ref() == Some(claim) => return None,
             (Some(now), _) => RestoreOutcome::Moved(now.published.as_ref().map(|claim| claim.ip)),
             (None, None) => RestoreOutcome::PoolGone,
-            (None, Some(status)) => match holder(*status, claim.ip) {
-                Some(other) if other != entry.owner.name => {
-                    RestoreOutcome::Anothers(other.to_owned())
+            (None, Some(pool)) => match holder(pool, claim.ip) {
+                Some(other) if *other != entry.owner.name => {
+                    RestoreOutcome::Anothers(other.clone())
                 }
                 _ => RestoreOutcome::Kept,
             },
@@ -135,8 +132,8 @@ pub fn with_kept(pool: &IPPool, changes: &[RestoreChange]) -> Option<IPPoolStatu
     any.then_some(status)
 }
 
-fn holder(status: Option<&IPPoolStatus>, ip: IpAddr) -> Option<&str> {
-    status?.allocated.get(&ip.to_string()).map(String::as_str)
+fn holder(pool: &IPPool, ip: IpAddr) -> Option<&String> {
+    pool.status.as_ref()?.allocated.get(&ip.to_string())
 }
 
 #[cfg(test)]
