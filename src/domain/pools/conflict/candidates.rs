@@ -1,7 +1,6 @@
 //! Pairs of pools that may be in conflict. So that a change of one pool among thousands does not
 //! compare each two of them.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::PoolContender;
@@ -31,17 +30,15 @@ pub fn each_meeting(spans: &[AddressSpan], mut compare: impl FnMut(usize, usize)
 /// both have a scope, the same network name and the same priority. The arguments are the indexes of
 /// the two pools, the lower one first.
 pub(super) fn each_rivalry(pools: &[PoolContender<'_>], mut compare: impl FnMut(usize, usize)) {
-    let mut groups: BTreeMap<Option<(&str, i64)>, Vec<usize>> = BTreeMap::new();
-    for (place, pool) in pools.iter().enumerate() {
-        let selector = pool.selector;
-        if selector.is_global() {
-            groups.entry(None).or_default().push(place);
-        } else if selector.has_scope() {
-            let order = (selector.network(), selector.priority());
-            groups.entry(Some(order)).or_default().push(place);
-        }
-    }
-    for group in groups.values() {
+    let order = |place: &usize| {
+        let selector = pools[*place].selector;
+        (!selector.is_global()).then(|| (selector.network(), selector.priority()))
+    };
+    // A global pool has a scope.
+    let mut places: Vec<usize> =
+        (0..pools.len()).filter(|place| pools[*place].selector.has_scope()).collect();
+    places.sort_by_key(order);
+    for group in places.chunk_by(|a, b| order(a) == order(b)) {
         for (at, a) in group.iter().enumerate() {
             for b in &group[at + 1..] {
                 compare(*a, *b);
