@@ -12,18 +12,14 @@ pub struct ManualRelease {
     pub name: String,
 }
 
-/// Error: the annotation's text does not have the format `<ip>: <namespace>/<name>`. The field is
-/// this text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is not of the form \"<ip>: <namespace>/<name>\", such as \"192.168.1.10: default/web\""
-)]
-pub struct NoManualRelease(String);
-
 impl ManualRelease {
     /// Parses the annotation. The error gives the fault and the right form.
-    pub fn parse(text: &str) -> Result<Self, NoManualRelease> {
-        let fault = || NoManualRelease(text.to_owned());
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let fault = || {
+            format!(
+                "{text:?} is not of the form \"<ip>: <namespace>/<name>\", such as \"192.168.1.10: default/web\""
+            )
+        };
         // The separator is the last colon, because an IPv6 address contains colons.
         let (ip, name) = text.rsplit_once(':').ok_or_else(fault)?;
         let ip = ip.trim().parse().map_err(|_| fault())?;
@@ -61,10 +57,7 @@ mod tests {
             "x: ns/lb",
             "10.0.0.7: a/b/c",
         ] {
-            assert!(
-                ManualRelease::parse(text).unwrap_err().to_string().contains("default/web"),
-                "{text}"
-            );
+            assert!(ManualRelease::parse(text).unwrap_err().contains("default/web"), "{text}");
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
 use crate::object_fields::rfc3339;
 use crate::pools::conflict::{self, ConflictCause, PoolConflict, PoolFacts};
-use crate::pools::manual_release::{ManualRelease, NoManualRelease};
+use crate::pools::manual_release::ManualRelease;
 use crate::pools::ranges::{self, PoolRanges, RangeError};
 use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
@@ -67,7 +67,7 @@ pub struct PoolQuestion {
     ranges_changed: bool,
     /// Fault of a new range whose start lies after its end. `None`: there is no such range.
     reversed: Option<RangeError>,
-    release: Option<Result<ManualRelease, NoManualRelease>>,
+    release: Option<Result<ManualRelease, String>>,
     allocated: BTreeMap<String, String>,
     /// Claims that the request would end. The caller looks up which of their LoadBalancers exist.
     pub at_stake: Vec<ClaimHolder>,
@@ -282,7 +282,7 @@ impl PoolQuestion {
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
         let asked = match asked {
             Ok(asked) => asked,
-            Err(fault) => return answer.refuse(field, fault.to_string()),
+            Err(fault) => return answer.refuse(field, fault.clone()),
         };
         let ManualRelease { ip, name } = asked;
         match self.allocated.get(&ip.to_string()) {
