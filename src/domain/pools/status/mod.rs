@@ -1,12 +1,9 @@
 //! Status of a pool: counts, conditions, and the ledger as it is stored.
 
-mod held_back;
-
 use super::allocator::AllocatorPool;
 use crate::object_fields::condition::{condition, with_condition};
 use crate::reason;
 use api::{Condition, ConditionStatus, IPPoolStatus};
-use held_back::held_back;
 
 const MANUAL_RELEASE: &str = "ManualRelease";
 /// Type of the condition that `crd_replaced` returns.
@@ -86,6 +83,42 @@ pub fn pool_status(
         allocated_history: ledger.history().map(|(ip, n)| (ip.to_string(), n.to_owned())).collect(),
         observed_generation: generation,
         conditions,
+    }
+}
+
+/// Describes the addresses and networks in the pool's ranges that the cluster itself uses. Returns
+/// an empty text if there are none. At most five are shown. Networks in which a LoadBalancer holds
+/// an address come first.
+fn held_back(pool: &AllocatorPool) -> String {
+    const SHOWN: usize = 5;
+    let mut all: Vec<_> = pool
+        .infrastructure
+        .iter()
+        .map(|(network, what)| {
+            let holder = pool.ledger.claims_in(*network).next();
+            (holder.is_none(), network, what, holder)
+        })
+        .collect();
+    all.sort_by_key(|(is_unused, ..)| *is_unused);
+    let shown = all.iter().take(SHOWN).map(|(_, network, what, holder)| {
+        let is_one = network.prefix_len() == network.max_prefix_len();
+        let is = if is_one { network.addr().to_string() } else { network.to_string() };
+        match holder {
+            Some((ip, owner)) => {
+                let held = if is_one { "it".to_owned() } else { ip.to_string() };
+                format!(
+                    "{is} is {what}, and LoadBalancer {} holds {held}: move that LoadBalancer",
+                    owner.name
+                )
+            }
+            None => format!("{is} is {what}"),
+        }
+    });
+    let shown = shown.collect::<Vec<_>>().join("; ");
+    match all.len() {
+        0 => String::new(),
+        count if count > SHOWN => format!("held back: {shown}; and {} more", count - SHOWN),
+        _ => format!("held back: {shown}"),
     }
 }
 
