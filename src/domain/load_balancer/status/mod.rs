@@ -101,20 +101,18 @@ pub fn patch(
     if changes.is_empty() && finalizers.is_none() && annotation.is_none() {
         return None;
     }
-    let mut metadata = Map::new();
     // The resourceVersion makes the patch fail if the object has changed.
-    metadata.insert("resourceVersion".to_owned(), json!(lb.metadata.resource_version));
+    let mut patch = json!({"metadata": {"resourceVersion": lb.metadata.resource_version}});
     if let Some(finalizers) = finalizers {
-        metadata.insert("finalizers".to_owned(), json!(finalizers));
+        patch["metadata"]["finalizers"] = json!(finalizers);
     }
     if let Some(annotation) = annotation {
-        metadata.insert("annotations".to_owned(), json!({ANNOTATION_ALLOCATED: annotation}));
+        patch["metadata"]["annotations"] = json!({ANNOTATION_ALLOCATED: annotation});
     }
-    let mut patch = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
     if !changes.is_empty() {
-        patch.insert("status".to_owned(), Value::Object(changes));
+        patch["status"] = Value::Object(changes);
     }
-    Some(Value::Object(patch))
+    Some(patch)
 }
 
 /// Whether `patch` only adds `status.endpoints`. `patch`: a patch of `lb` that [`patch()`] made.
