@@ -258,16 +258,10 @@ impl ImportPlan {
             if pool.there {
                 return;
             }
-            let mut spec = pool.spec.clone();
-            if let Some(range) = spec.ranges.get_mut(stretch.range) {
-                range.exclude.get_or_insert_default().push(ip.to_string());
-            }
-            let fits = spec
-                .ranges
-                .iter()
-                .all(|r| r.exclude.as_ref().is_none_or(|e| e.len() <= MOST_RANGES));
-            if fits && PoolRanges::parse(&spec.ranges).is_ok() {
-                pool.spec = spec;
+            let Some(range) = pool.spec.ranges.get_mut(stretch.range) else { continue };
+            let excluded = range.exclude.get_or_insert_default();
+            if excluded.len() < MOST_RANGES {
+                excluded.push(ip.to_string());
                 self.notes.push(format!(
                     "{SERVICES}: {ip} is in use by Service {user}, which is not a LoadBalancer: IPPool {} excludes it",
                     pool.name
