@@ -90,11 +90,7 @@ pub fn patch(
     }
     // The finalizer delays the deletion of the object until its claim, its lease and its Service
     // are released.
-    let holds = match outcome {
-        AddressOutcome::Pool(result) => matches!(result, ClaimResult::Held { .. }),
-        AddressOutcome::Guest(_) => vm,
-        AddressOutcome::Host(lease) => lease.is_ok(),
-    };
+    let holds = outcome.is_allocated() && (vm || !matches!(outcome, AddressOutcome::Guest(_)));
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let finalizers = with_finalizer(finalizers, LB_FINALIZER).filter(|_| holds);
     let annotation = allocated_annotation(lb, outcome);
