@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Resource, ResourceExt};
+use kube_runtime::reflector::ObjectRef;
 
 use super::mailbox::LedgerHandle;
 use super::stored::StoredPool;
@@ -222,13 +223,8 @@ impl LedgerTask {
 
     /// Reference to a pool for Events.
     pub(super) fn reference(&self, name: &str) -> ObjectReference {
-        ObjectReference {
-            api_version: Some(IPPool::api_version(&()).into_owned()),
-            kind: Some(IPPool::kind(&()).into_owned()),
-            name: Some(name.to_owned()),
-            uid: self.stored.get(name).and_then(|pool| pool.meta.uid.clone()),
-            ..ObjectReference::default()
-        }
+        let uid = self.stored.get(name).and_then(|pool| pool.meta.uid.clone());
+        ObjectReference { uid, ..ObjectRef::<IPPool>::new(name).into() }
     }
 }
 
