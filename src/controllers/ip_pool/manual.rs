@@ -29,11 +29,9 @@ impl LedgerTask {
             self.reread_later(pool, Duration::from_secs(1));
         }
         let Some(stored) = self.stored.get_mut(pool) else { return };
-        let news = notice
-            .as_ref()
-            .is_some_and(|new| stored.notice.as_ref().is_none_or(|old| old.message != new.message));
-        stored.notice.clone_from(&notice);
-        if let Some(notice) = notice.filter(|_| news) {
+        let before = std::mem::replace(&mut stored.notice, notice.clone());
+        let is_new = |new: &Condition| before.is_none_or(|old| old.message != new.message);
+        if let Some(notice) = notice.filter(is_new) {
             self.ctx.events.warning(
                 self.reference(pool),
                 "ManualReleaseRefused",
