@@ -52,6 +52,15 @@ pub struct SharedAddress {
     pub holders: [(String, String); 2],
 }
 
+impl SharedAddress {
+    /// `a` and `b`: the two pools and the owners.
+    fn new(ip: IpAddr, a: (&str, &Owner), b: (&str, &Owner)) -> Self {
+        let mut holders = [a, b].map(|(pool, owner)| (pool.to_owned(), owner.name.clone()));
+        holders.sort();
+        Self { ip, holders }
+    }
+}
+
 /// A new conflict between pools or addresses. Each conflict is reported once, as an Event of a
 /// pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -300,12 +309,8 @@ impl PoolAllocator {
         for mine in self.reserved.all() {
             let ip = mine.claim.ip;
             let mut share = |pool: &str, theirs: &Owner| {
-                let mut holders = [
-                    (mine.claim.pool.clone(), mine.owner.name.clone()),
-                    (pool.to_owned(), theirs.name.clone()),
-                ];
-                holders.sort();
-                shared.insert(SharedAddress { ip, holders });
+                let holder = (mine.claim.pool.as_str(), &mine.owner);
+                shared.insert(SharedAddress::new(ip, holder, (pool, theirs)));
             };
             for (name, pool) in self.pools.iter().filter(|(_, pool)| mine.meets(pool)) {
                 if let Some(owner) = pool.ledger.owner_of(ip).filter(|o| o.uid != mine.owner.uid) {
@@ -359,10 +364,7 @@ fn shared_by(a: &str, x: &AllocatorPool, b: &str, y: &AllocatorPool) -> Vec<Shar
         .filter_map(|ip| {
             let (mine, theirs) = (x.ledger.owner_of(ip)?, y.ledger.owner_of(ip)?);
             let differ = mine.name != theirs.name || mine.uid != theirs.uid;
-            let mut holders =
-                [(a.to_owned(), mine.name.clone()), (b.to_owned(), theirs.name.clone())];
-            holders.sort();
-            differ.then_some(SharedAddress { ip, holders })
+            differ.then(|| SharedAddress::new(ip, (a, mine), (b, theirs)))
         })
         .collect()
 }
