@@ -144,17 +144,14 @@ impl LedgerTask {
                     batch.releases.push((owner, reply, BTreeSet::new()));
                 }
             }
-            LedgerMessage::PoolChanged(name, Some(version)) => {
+            LedgerMessage::PoolChanged(name, version) => {
                 // Correctness does not need this comparison, because a read finds the state that
                 // this task has written. It saves one read of the whole ledger for each write.
-                let known = self.stored.get(&name);
-                let known = known.map(|pool| pool.meta.resource_version.as_deref());
-                if known.is_none_or(|known| is_newer(&version, known.unwrap_or_default())) {
+                let stored = self.stored.get(&name);
+                let known = stored.and_then(|pool| pool.meta.resource_version.as_deref());
+                if version.zip(known).is_none_or(|(version, known)| is_newer(&version, known)) {
                     batch.pools.insert(name);
                 }
-            }
-            LedgerMessage::PoolChanged(name, None) => {
-                batch.pools.insert(name);
             }
             LedgerMessage::NetworksChanged => batch.networks = true,
             LedgerMessage::CrdReplaced(is) => {
