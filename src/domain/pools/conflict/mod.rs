@@ -148,30 +148,26 @@ impl PoolContender<'_> {
     /// no segment in common.
     fn shared_network(&self, other: &Self) -> Option<String> {
         let (a, b) = (self.selector.network(), other.selector.network());
-        if self.selector.is_global() || other.selector.is_global() {
-            let global = if other.selector.is_global() { other.name } else { self.name };
-            return Some(format!("IPPool {global} is global and serves every network"));
-        }
-        match (self.segment, other.segment) {
-            _ if a == b && a.is_empty() => Some("both are on the management network".to_owned()),
-            _ if a == b => Some(format!("both are on network {a}")),
-            (Segment::Unlisted, _) | (_, Segment::Unlisted) => {
-                Some("the networks of the cluster are not known yet".to_owned())
+        let name = |network: &str| match network {
+            "" => "the management network".to_owned(),
+            network => format!("network {network}"),
+        };
+        self.meets(other).then(|| {
+            if self.selector.is_global() || other.selector.is_global() {
+                let global = if other.selector.is_global() { other.name } else { self.name };
+                format!("IPPool {global} is global and serves every network")
+            } else if a == b {
+                format!("both are on {}", name(a))
+            } else if [self.segment, other.segment].contains(&&Segment::Unlisted) {
+                "the networks of the cluster are not known yet".to_owned()
+            } else {
+                format!("{} and {} are the same segment", name(a), name(b))
             }
-            (x, y) if x == y => {
-                let name = |network: &str| match network {
-                    "" => "the management network".to_owned(),
-                    network => format!("network {network}"),
-                };
-                Some(format!("{} and {} are the same segment", name(a), name(b)))
-            }
-            _ => None,
-        }
+        })
     }
 
     /// Whether addresses of both pools may be announced on one segment.
     pub fn meets(&self, other: &Self) -> bool {
-        // The same condition as in `shared_network`, without the text.
         let (a, b) = (self.selector, other.selector);
         a.is_global()
             || b.is_global()
