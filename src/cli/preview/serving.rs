@@ -145,7 +145,7 @@ impl PreviewTarget<'_> {
         }
         let listeners = match listeners::name_fault(self.lb.name) {
             Some(fault) => Err(fault),
-            None => listeners::listeners(&lb.spec).map_err(|fault| fault.to_string()),
+            None => listeners::listeners(&lb.spec),
         };
         let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
         let place = self.views.place(named, outcome);

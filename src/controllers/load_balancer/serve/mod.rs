@@ -184,7 +184,7 @@ async fn announce(
     }
     let listeners = match listeners::name_fault(&at.name) {
         Some(fault) => Err(fault),
-        None => listeners::listeners(&lb.spec).map_err(|fault| fault.to_string()),
+        None => listeners::listeners(&lb.spec),
     };
     let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
     let place = ctx.shared.views.place(named, outcome);

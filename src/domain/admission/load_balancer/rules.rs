@@ -96,7 +96,7 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     texts.extend(name.and_then(bounds::name_fault).filter(|_| facts::is_guest(lb)));
     if listeners::is_vm(lb) {
         texts.extend(name.and_then(listeners::name_fault));
-        texts.extend(listeners::listeners(&lb.spec).err().map(|fault| fault.to_string()));
+        texts.extend(listeners::listeners(&lb.spec).err());
         texts.extend(listeners::selector_fault(&lb.spec));
     }
     let check = health::check(&lb.spec).err();

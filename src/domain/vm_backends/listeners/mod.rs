@@ -1,14 +1,11 @@
 //! LoadBalancer of type vm: the listeners and the selector of VMs in its spec.
 
-mod fault;
-
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use super::ports::{EndpointPort, ListenerPort, MOST_LISTENERS};
 use crate::limits::text::cut;
 use api::{LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
-pub use fault::ListenerFault;
 
 /// Maximum number of labels in `spec.backendServerSelector`.
 pub const MOST_LABELS: usize = 16;
@@ -84,19 +81,22 @@ pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
 
 /// Listeners of the spec, in its order. The error names the field, the fault and a valid value. The
 /// operator's CRD refuses specs with the same faults; Harvester's own CRD accepts them.
-pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, ListenerFault> {
+pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
     if spec.listeners.is_empty() {
-        return Err(ListenerFault::Missing);
+        return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());
     }
     if spec.listeners.len() > MOST_LISTENERS {
-        return Err(ListenerFault::TooMany);
+        return Err(format!(
+            "spec.listeners: more than {MOST_LISTENERS}: use {MOST_LISTENERS} at most"
+        ));
     }
     let mut listeners: Vec<ListenerPort> = Vec::new();
     let (mut names, mut ports) = (HashMap::new(), HashMap::new());
     for (index, given) in spec.listeners.iter().enumerate() {
-        let port = |field: &'static str, value: i32| match u16::try_from(value) {
+        let at = format!("spec.listeners[{index}]");
+        let port = |field: &str, value: i32| match u16::try_from(value) {
             Ok(port) if port > 0 => Ok(port),
-            _ => Err(ListenerFault::NoPort { index, field, value }),
+            _ => Err(format!("{at}.{field}: {value} must be 1 to 65535")),
         };
         let listener = ListenerPort {
             name: given.name.clone(),
@@ -110,17 +110,22 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, ListenerF
         };
         let ListenerPort { name, protocol, port, .. } = &listener;
         if !matches!(protocol.as_str(), "TCP" | "UDP") {
-            return Err(ListenerFault::NoProtocol { index, protocol: protocol.clone() });
+            return Err(format!("{at}.protocol: {protocol:?} must be TCP or UDP"));
         }
         if !is_port_name(name, spec.listeners.len()) {
-            return Err(ListenerFault::NoName { index, name: name.clone() });
+            return Err(format!(
+                "{at}.name: {name:?} must be lower-case letters, digits and dashes, begin and end with a letter or digit, and be at most 63 long; only a single listener may have none"
+            ));
         }
         if let Some(earlier) = names.insert(name.clone(), index) {
-            return Err(ListenerFault::SameName { index, name: name.clone(), earlier });
+            return Err(format!(
+                "{at}.name: {name:?} is the name of spec.listeners[{earlier}] as well: use another"
+            ));
         }
         if let Some(earlier) = ports.insert((*port, protocol.clone()), index) {
-            let (protocol, port) = (protocol.clone(), *port);
-            return Err(ListenerFault::SamePort { index, protocol, port, earlier });
+            return Err(format!(
+                "{at}.port: {protocol} {port} is the port of spec.listeners[{earlier}] as well: use another"
+            ));
         }
         listeners.push(listener);
     }

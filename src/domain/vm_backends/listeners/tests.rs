@@ -68,7 +68,7 @@ fn a_fault_names_the_field_and_what_is_wrong_with_it() {
         ),
         (second("a", "TCP", 80, None), &["spec.listeners[1].port: TCP 80", "spec.listeners[0]"]),
     ] {
-        let fault = listeners(&spec(given.clone())).unwrap_err().to_string();
+        let fault = listeners(&spec(given.clone())).unwrap_err();
         assert!(fault.starts_with(words[0]), "{given:?}: {fault}");
         assert!(words.iter().all(|word| fault.contains(word)), "{given:?}: {fault}");
     }
