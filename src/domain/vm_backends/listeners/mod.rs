@@ -112,7 +112,7 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
         if !matches!(protocol.as_str(), "TCP" | "UDP") {
             return Err(format!("{at}.protocol: {protocol:?} must be TCP or UDP"));
         }
-        if !is_port_name(name, spec.listeners.len()) {
+        if !is_label(name) && !(name.is_empty() && spec.listeners.len() == 1) {
             return Err(format!(
                 "{at}.name: {name:?} must be lower-case letters, digits and dashes, begin and end with a letter or digit, and be at most 63 long; only a single listener may have none"
             ));
@@ -132,19 +132,20 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
     Ok(listeners)
 }
 
-fn is_port_name(name: &str, listeners: usize) -> bool {
+/// Whether `text` is a label of a DNS name in lower case: at most 63 letters, digits and inner
+/// dashes.
+pub(super) fn is_label(text: &str) -> bool {
     let is_edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let fits = name.len() <= 63
-        && name.chars().all(|c| is_edge(c) || c == '-')
-        && name.starts_with(is_edge)
-        && name.ends_with(is_edge);
-    fits || (name.is_empty() && listeners == 1)
+    text.len() <= 63
+        && text.chars().all(|c| is_edge(c) || c == '-')
+        && text.starts_with(is_edge)
+        && text.ends_with(is_edge)
 }
 
 /// Text with the fault of the LoadBalancer's name. The Service has the same name, which must be an
 /// RFC 1035 label. `None`: no fault.
 pub fn name_fault(name: &str) -> Option<String> {
-    let fits = is_port_name(name, 0) && name.starts_with(|c: char| c.is_ascii_lowercase());
+    let fits = is_label(name) && name.starts_with(|c: char| c.is_ascii_lowercase());
     (!fits).then(|| {
         format!(
             "metadata.name: no Service can be named {name:?}: create the LoadBalancer again under a name of at most 63 lower-case letters, digits and dashes that begins with a letter"

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::super::listeners::is_label;
 use super::{BackendProbe, CheckSettings, ProbeRequest};
 use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
@@ -197,13 +198,7 @@ fn request(asked: &HealthCheck) -> Result<ProbeRequest, HealthSpecFault> {
 /// Whether `name` is a DNS name as in certificates: labels of letters, digits and inner dashes. The
 /// result is also `true` for an IPv4 address.
 fn is_name(name: &str) -> bool {
-    let is_label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
+    name.len() <= 253 && name.to_ascii_lowercase().split('.').all(is_label)
 }
 
 /// Whether `pem` contains at least one PEM block for a certificate. Between its markers, the block
