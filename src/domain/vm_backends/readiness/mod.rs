@@ -94,9 +94,10 @@ impl BackendCounts {
 }
 
 /// State of a LoadBalancer's Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ServiceState {
     /// The Service is as it must be, or is not compared because VMs cannot be listed.
+    #[default]
     Ours,
     /// The Service cannot be created, because of a fault in the spec or the name. The text
     /// describes the fault.
@@ -115,7 +116,7 @@ pub enum ServiceState {
 }
 
 /// Facts for the status of a LoadBalancer of type vm.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServingStatus {
     /// State of the Service.
     pub service: ServiceState,
@@ -149,18 +150,8 @@ pub struct ServingStatus {
 impl ServingStatus {
     /// Status with only the state of a Service and its announced addresses. All other fields are
     /// `None`.
-    pub const fn new(service: ServiceState, ingress: Vec<String>) -> Self {
-        Self {
-            service,
-            ingress,
-            backends: None,
-            selector_hint: None,
-            health_fault: None,
-            doubted: None,
-            misplacement: None,
-            misfit: None,
-            moving_from: None,
-        }
+    pub fn new(service: ServiceState, ingress: Vec<String>) -> Self {
+        Self { service, ingress, ..Self::default() }
     }
 
     /// First of the addresses at which the Service is announced. `None`: it is not announced.
