@@ -362,58 +362,48 @@ fn create(wanted: &WantedService<'_>) -> Value {
 }
 
 fn patch(stored: &StoredService, wanted: &WantedService<'_>) -> Option<Value> {
-    let mut metadata = Map::new();
-    let mut spec = Map::new();
-    if !stored.labelled {
-        metadata.insert("labels".to_owned(), json!({LABEL_SERVICE_LB: "true"}));
-    }
     let asked = wanted.asked();
-    let mut annotations = Map::new();
-    if stored.annotations.get(ASKED_ADDRESS) != Some(&asked) {
-        annotations.insert(ASKED_ADDRESS.to_owned(), json!(asked));
-    }
-    if !stored.annotations.contains_key(MADE_WITH_POLICY) {
-        annotations.insert(MADE_WITH_POLICY.to_owned(), json!(stored.policy()));
-    }
-    if !stored.annotations.contains_key(MADE_WITH_PORTS) {
-        annotations.insert(MADE_WITH_PORTS.to_owned(), json!(made_with_ports(stored)));
-    }
+    let has = |annotation: &str| stored.annotations.contains_key(annotation);
+    let asks = stored.annotations.get(ASKED_ADDRESS) == Some(&asked);
+    let mut annotations = present([
+        (ASKED_ADDRESS, (!asks).then(|| json!(asked))),
+        (MADE_WITH_POLICY, (!has(MADE_WITH_POLICY)).then(|| json!(stored.policy()))),
+        (MADE_WITH_PORTS, (!has(MADE_WITH_PORTS)).then(|| json!(made_with_ports(stored)))),
+    ]);
     annotations.extend(changed_hints(stored, wanted));
-    if !annotations.is_empty() {
-        metadata.insert("annotations".to_owned(), Value::Object(annotations));
-    }
-    if stored.type_ != "LoadBalancer" {
-        spec.insert("type".to_owned(), json!("LoadBalancer"));
-    }
-    if stored.load_balancer_ip != asked {
-        spec.insert("loadBalancerIP".to_owned(), json!(asked));
-    }
-    if stored.has_selector {
-        spec.insert("selector".to_owned(), Value::Null);
-    }
+    let mut metadata = present([
+        ("labels", (!stored.labelled).then(|| json!({LABEL_SERVICE_LB: "true"}))),
+        ("annotations", (!annotations.is_empty()).then_some(Value::Object(annotations))),
+    ]);
     let of_service = stored.ports.iter().map(|p| (&p.name, &p.protocol, p.port, p.target));
     let of_listeners = wanted.listeners.iter();
     let of_listeners =
         of_listeners.map(|l| (&l.name, &l.protocol, i32::from(l.port), Some(l.backend_port)));
-    if !of_service.eq(of_listeners) {
-        let with_node_port = |listener: &ListenerPort| {
-            let before = stored.ports.iter().find(|port| {
-                port.port == i32::from(listener.port) && port.protocol == listener.protocol
-            });
-            port(listener, before.map(|port| port.node_port).filter(|port| *port != 0))
-        };
-        let ports: Vec<Value> = wanted.listeners.iter().map(with_node_port).collect();
-        spec.insert("ports".to_owned(), Value::Array(ports));
-    }
+    let with_node_port = |listener: &ListenerPort| {
+        let before = stored.ports.iter().find(|port| {
+            port.port == i32::from(listener.port) && port.protocol == listener.protocol
+        });
+        port(listener, before.map(|port| port.node_port).filter(|port| *port != 0))
+    };
+    let ports = || wanted.listeners.iter().map(with_node_port).collect();
+    let spec = present([
+        ("type", (stored.type_ != "LoadBalancer").then(|| json!("LoadBalancer"))),
+        ("loadBalancerIP", (stored.load_balancer_ip != asked).then(|| json!(asked))),
+        ("selector", stored.has_selector.then_some(Value::Null)),
+        ("ports", (!of_service.eq(of_listeners)).then(ports)),
+    ]);
     if metadata.is_empty() && spec.is_empty() {
         return None;
     }
     metadata.insert("resourceVersion".to_owned(), json!(stored.version));
-    let mut patch = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
-    if !spec.is_empty() {
-        patch.insert("spec".to_owned(), Value::Object(spec));
-    }
+    let spec = (!spec.is_empty()).then_some(Value::Object(spec));
+    let patch = present([("metadata", Some(Value::Object(metadata))), ("spec", spec)]);
     Some(Value::Object(patch))
+}
+
+/// Object with those of the fields that have a value.
+fn present<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))).collect()
 }
 
 fn port(listener: &ListenerPort, node_port: Option<i32>) -> Value {
