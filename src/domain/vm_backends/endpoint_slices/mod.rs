@@ -13,7 +13,7 @@
 mod body;
 
 use std::borrow::Borrow;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -326,23 +326,19 @@ fn pack<'a>(
             }
         }
     }
-    let mut order: BTreeSet<(usize, String)> =
-        packed.keys().map(|name| (number(service, family, name), name.clone())).collect();
-    let mut fresh = (1..)
-        .map(|n| (n, slice_name(service, family, n)))
-        .filter(|(_, name)| odd.iter().all(|slice| slice.name != *name));
+    let mut names: Vec<String> = packed.keys().cloned().collect();
+    names.sort_by_cached_key(|name| number(service, family, name));
+    let is_new = |name: &String| stored.iter().chain(odd).all(|slice| slice.name != *name);
+    let fresh = (1..).map(|n| slice_name(service, family, n)).filter(is_new);
     let mut rest: Vec<&VmEndpoint> = wanted.into_values().collect();
     // The endpoints are sorted by name, so that the order of events does not decide in which slice
     // a VM is.
     rest.sort_by(|a, b| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)));
     let mut rest = rest.into_iter().peekable();
-    while rest.peek().is_some() {
-        let Some((_, name)) = order.pop_first() else {
-            let Some(new) = fresh.find(|(_, name)| !packed.contains_key(name)) else { break };
-            packed.insert(new.1.clone(), Vec::new());
-            order.insert(new);
-            continue;
-        };
+    for name in names.into_iter().chain(fresh) {
+        if rest.peek().is_none() {
+            break;
+        }
         let slice = packed.entry(name).or_default();
         while slice.len() < MOST
             && let Some(endpoint) = rest.next()
