@@ -126,19 +126,13 @@ impl Infrastructure {
         object: &Reserved,
         networks: impl IntoIterator<Item = IpNet>,
     ) -> Vec<IpNet> {
-        let mut now: Vec<IpNet> = networks.into_iter().map(|network| network.trunc()).collect();
-        now.sort_unstable();
-        now.dedup();
-        let before = self.by_object.get(object).cloned().unwrap_or_default();
-        let changed = |these: &[IpNet], those: &[IpNet]| -> Vec<IpNet> {
-            these.iter().filter(|network| those.binary_search(network).is_err()).copied().collect()
-        };
-        let (added, removed) = (changed(&now, &before), changed(&before, &now));
-        for network in &added {
+        let now: BTreeSet<IpNet> = networks.into_iter().map(|network| network.trunc()).collect();
+        let before: BTreeSet<IpNet> = self.by_object.remove(object).into_iter().flatten().collect();
+        for network in now.difference(&before) {
             self.by_network.entry(*network).or_default().insert(object.clone());
             *self.lengths.entry(length(*network)).or_default() += 1;
         }
-        for network in &removed {
+        for network in before.difference(&now) {
             if let Some(objects) = self.by_network.get_mut(network) {
                 objects.remove(object);
                 if objects.is_empty() {
@@ -152,12 +146,10 @@ impl Infrastructure {
                 }
             }
         }
-        if now.is_empty() {
-            self.by_object.remove(object);
-        } else {
-            self.by_object.insert(object.clone(), now);
+        if !now.is_empty() {
+            self.by_object.insert(object.clone(), now.iter().copied().collect());
         }
-        added.into_iter().chain(removed).collect()
+        now.difference(&before).chain(before.difference(&now)).copied().collect()
     }
 
     /// Networks whose addresses pools hold back, each with the object that reserves the network:
@@ -191,8 +183,7 @@ impl Infrastructure {
 
     /// Whether the address is in `status.addresses` of a Node.
     pub fn is_node(&self, address: IpAddr) -> bool {
-        let objects = self.by_network.get(&IpNet::from(address.to_canonical()));
-        objects.is_some_and(|all| all.iter().any(|object| matches!(object, Reserved::Node(_))))
+        self.reservations(address).any(|object| matches!(object, Reserved::Node(_)))
     }
 
     /// All objects that reserve addresses, each with the networks that it reserves, in any order.
