@@ -19,7 +19,7 @@ use crate::locks::lock;
 
 /// Limit of the number of callers that work at the same time, with a queue of the callers that
 /// wait. Clones share the limit and the queue.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Turns<S: Clone + Eq + Hash>(Arc<Mutex<TurnQueue<S>>>);
 
 #[derive(Debug)]
@@ -36,12 +36,6 @@ struct TurnQueue<S: Clone + Eq + Hash> {
 /// no caller waits, the place becomes free.
 #[derive(Debug)]
 pub struct CallerTurn<S: Clone + Eq + Hash>(Option<Turns<S>>);
-
-impl<S: Clone + Eq + Hash> Clone for Turns<S> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
 
 impl<S: Clone + Eq + Hash> Turns<S> {
     /// Creates a queue that lets `places` callers work at the same time.

@@ -10,16 +10,10 @@ pub(super) type Id = u32;
 
 /// List of entries. An index identifies the same entry until [`Slots::take`] removes that entry. A
 /// later entry may then get the index.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Slots<T> {
     list: Vec<T>,
     free: Vec<Id>,
-}
-
-impl<T> Default for Slots<T> {
-    fn default() -> Self {
-        Self { list: Vec::new(), free: Vec::new() }
-    }
 }
 
 impl<T: Default> Slots<T> {
