@@ -7,7 +7,7 @@
 //! one. The crate `multi_index_map` would replace the two maps here, but not the comparison of
 //! versions.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::Service;
@@ -32,33 +32,25 @@ use crate::k8s::lazy_object::LazyObject;
 /// through its own clone of [`Views`]. [`Self::store`] and [`Self::remove`] compare the versions
 /// and change the objects under one lock. So no other task can store a newer version between the
 /// comparison and the change.
+#[derive(Clone, Default)]
 pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
 
+#[derive(Default)]
 struct OwnedIndex<T> {
-    /// Objects of each LoadBalancer, sorted by the object's name. The key is the LoadBalancer's
-    /// `namespace/name`.
-    by_lb: HashMap<String, Vec<OwnedEntry<T>>>,
+    /// Objects, each with its resourceVersion. The key is the LoadBalancer's `namespace/name`, and
+    /// the name of the object.
+    objects: BTreeMap<(String, String), (String, T)>,
     /// LoadBalancer of each object. The key is the object's `namespace/name`, and the value is the
     /// LoadBalancer's.
     lb_of: HashMap<String, String>,
 }
 
-struct OwnedEntry<T> {
-    name: String,
-    version: String,
-    object: T,
-}
-
-impl<T> Default for OwnedIndex<T> {
-    fn default() -> Self {
-        Self { by_lb: HashMap::new(), lb_of: HashMap::new() }
-    }
-}
-
 impl<T> OwnedIndex<T> {
-    fn entry(&self, key: &str) -> Option<&OwnedEntry<T>> {
+    /// `resourceVersion` of the object `key`. `None`: the index does not have the object.
+    fn version(&self, key: &str) -> Option<&str> {
         let (_, name) = split_key(key);
-        self.by_lb.get(self.lb_of.get(key)?)?.iter().find(|entry| entry.name == name)
+        let place = (self.lb_of.get(key)?.clone(), name.to_owned());
+        self.objects.get(&place).map(|(version, _)| version.as_str())
     }
 
     /// Removes the object `key`, and returns the LoadBalancer that the object served. `None`: the
@@ -66,12 +58,7 @@ impl<T> OwnedIndex<T> {
     fn remove(&mut self, key: &str) -> Option<String> {
         let (_, name) = split_key(key);
         let lb = self.lb_of.remove(key)?;
-        if let Some(list) = self.by_lb.get_mut(&lb) {
-            list.retain(|entry| entry.name != name);
-            if list.is_empty() {
-                self.by_lb.remove(&lb);
-            }
-        }
+        self.objects.remove(&(lb.clone(), name.to_owned()));
         Some(lb)
     }
 }
@@ -94,26 +81,13 @@ impl OwnedSlice {
     }
 }
 
-impl<T> Default for OwnedObjects<T> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
-}
-
-impl<T> Clone for OwnedObjects<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
 impl<T: Clone> OwnedObjects<T> {
     /// The objects that serve the LoadBalancer `lb`, which is a `namespace/name`.
     pub fn of(&self, lb: &str) -> impl Iterator<Item = T> + use<T> {
-        let list: Vec<T> = lock(&self.0)
-            .by_lb
-            .get(lb)
-            .map(|list| list.iter().map(|entry| entry.object.clone()).collect())
-            .unwrap_or_default();
+        let all = lock(&self.0);
+        let from = all.objects.range((lb.to_owned(), String::new())..);
+        let own = from.take_while(|((of, _), _)| of == lb);
+        let list: Vec<T> = own.map(|(_, (_, object))| object.clone()).collect();
         list.into_iter()
     }
 
@@ -129,21 +103,18 @@ impl<T: Clone> OwnedObjects<T> {
     pub fn store(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let key = key_beside(lb, name);
         let mut all = lock(&self.0);
-        if all.entry(&key).is_some_and(|entry| !is_newer(version, &entry.version)) {
+        if all.version(&key).is_some_and(|known| !is_newer(version, known)) {
             return false;
         }
         all.remove(&key);
-        let list = all.by_lb.entry(lb.to_owned()).or_default();
-        let at = list.partition_point(|entry| *entry.name < *name);
-        let (name, version) = (name.to_owned(), version.to_owned());
-        list.insert(at, OwnedEntry { name, version, object });
+        all.objects.insert((lb.to_owned(), name.to_owned()), (version.to_owned(), object));
         all.lb_of.insert(key, lb.to_owned());
         true
     }
 
     /// Whether the view has the object `key` with the resourceVersion `version` or a newer one.
     fn has_version(&self, key: &str, version: &str) -> bool {
-        lock(&self.0).entry(key).is_some_and(|entry| !is_newer(version, &entry.version))
+        lock(&self.0).version(key).is_some_and(|known| !is_newer(version, known))
     }
 
     /// Removes the object `key`, which is gone. `version` is the resourceVersion with which the
@@ -152,7 +123,7 @@ impl<T: Clone> OwnedObjects<T> {
     /// `None` if no object was removed.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let mut all = lock(&self.0);
-        let known = &all.entry(key)?.version;
+        let known = all.version(key)?;
         if version.is_some_and(|version| is_older(version, known)) { None } else { all.remove(key) }
     }
 
@@ -169,8 +140,8 @@ impl<T: Clone> OwnedObjects<T> {
 
     /// Calls `visit` for every object in the view.
     pub fn for_each(&self, mut visit: impl FnMut(&T)) {
-        for entry in lock(&self.0).by_lb.values().flatten() {
-            visit(&entry.object);
+        for (_, object) in lock(&self.0).objects.values() {
+            visit(object);
         }
     }
 }
