@@ -122,7 +122,8 @@ pub struct Views {
     dhcp: Arc<dhcp_lease::DhcpNetworks>,
     index: Arc<ViewIndexes>,
     notifier: ChangeNotifier,
-    synced: watch::Receiver<u32>,
+    /// Set of the parts that were listed at least once.
+    synced: watch::Sender<u32>,
 }
 
 /// Facts from the observed objects, with an index for each kind of object.
@@ -160,23 +161,12 @@ struct ViewIndexes {
     unconverted: AtomicBool,
 }
 
-/// Writers of the two stores in [`Views`], and of the set of listed parts. [`Views`] itself only
-/// reads the stores and the set.
-struct ViewWriters {
-    load_balancers: StoreWriter<LoadBalancer>,
-    records: StoreWriter<DHCPLease>,
-    /// Sender of the set of parts that were listed at least once.
-    listed: watch::Sender<u32>,
-}
-
 /// Inputs that all informers of the views share.
 #[derive(Clone)]
 struct InformerContext {
     client: Client,
     views: Views,
     metrics: Metrics,
-    /// Sender of the set of parts that were listed at least once.
-    synced: watch::Sender<u32>,
 }
 
 impl InformerContext {
@@ -184,7 +174,7 @@ impl InformerContext {
     /// enqueues the LoadBalancers that may have a leased address. If the part is the VMs, also
     /// enqueues the LoadBalancers whose pool depends on them.
     fn done(&self, part: ViewPart) {
-        let is_news = self.synced.send_if_modified(|parts| {
+        let is_news = self.views.synced.send_if_modified(|parts| {
             let before = *parts;
             *parts |= part as u32;
             *parts != before
@@ -199,11 +189,12 @@ impl InformerContext {
 }
 
 impl Views {
-    /// Views without objects, and their writers.
-    fn new(dhcp: dhcp_lease::DhcpNetworks) -> (Self, ViewWriters) {
+    /// Views without objects, and the writers of the stores of LoadBalancers and of DHCPLeases.
+    fn new(
+        dhcp: dhcp_lease::DhcpNetworks,
+    ) -> (Self, StoreWriter<LoadBalancer>, StoreWriter<DHCPLease>) {
         let load_balancers = StoreWriter::<LoadBalancer>::default();
         let records = StoreWriter::<DHCPLease>::default();
-        let (listed, synced) = watch::channel(0);
         let views = Self {
             load_balancers: load_balancers.reader(),
             records: records.reader(),
@@ -212,9 +203,9 @@ impl Views {
             dhcp: Arc::new(dhcp),
             index: Arc::default(),
             notifier: ChangeNotifier::default(),
-            synced,
+            synced: watch::Sender::new(0),
         };
-        (views, ViewWriters { load_balancers, records, listed })
+        (views, load_balancers, records)
     }
 
     /// Starts the informers, and returns the views that they fill. The informers run until the
@@ -226,12 +217,11 @@ impl Views {
         dhcp: dhcp_lease::DhcpNetworks,
         metrics: &Metrics,
     ) -> Self {
-        let (views, ViewWriters { load_balancers, records, listed }) = Self::new(dhcp);
+        let (views, load_balancers, records) = Self::new(dhcp);
         let informer = InformerContext {
             client: client.clone(),
             views: views.clone(),
             metrics: metrics.clone(),
-            synced: listed,
         };
         tokio::spawn(load_balancers::watch(informer.clone(), load_balancers));
         tokio::spawn(leases::watch_records(informer.clone(), records));
@@ -278,9 +268,8 @@ impl Views {
     }
 
     async fn wait_for(&self, all: u32) {
-        let mut synced = self.synced.clone();
-        // The wait cannot fail: the informers own the sender, and run until the process ends.
-        let _ = synced.wait_for(|parts| parts & all == all).await;
+        // The wait cannot fail: the sender exists as long as `self`.
+        let _ = self.synced.subscribe().wait_for(|parts| parts & all == all).await;
     }
 
     /// Rancher project of a namespace. [`Project::Unknown`]: the view does not have the namespace.

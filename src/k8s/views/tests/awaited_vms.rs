@@ -13,7 +13,7 @@ fn without_vms() -> LeaderViews {
     leader.lb("ns/unnamed", &json!({}), &guest);
     leader.lb("ns/on-lan", &json!({ANNOTATION_NETWORK: "ns/lan"}), &guest);
     leader.lb("ns/of-pool", &json!({}), &json!({"workloadType": "cluster", "ipPool": "p"}));
-    leader.writers.listed.send_replace(ADDRESSES);
+    leader.views.synced.send_replace(ADDRESSES);
     leader
 }
 
@@ -55,11 +55,11 @@ async fn nothing_waits_for_vms_that_cannot_be_listed() {
 async fn a_refusal_that_concerns_all_kinds_ends_no_wait() {
     let leader = without_vms();
     let at = leader.informer();
-    leader.writers.listed.send_replace(0);
+    leader.views.synced.send_replace(0);
     vms::apply_vm(&at, refused(403));
     leader.reports(&[]);
     assert_eq!(waiting(&leader), ["ns/unnamed"]);
-    leader.writers.listed.send_replace(ADDRESSES);
+    leader.views.synced.send_replace(ADDRESSES);
     vms::apply_vm(&at, refused(403));
     leader.reports(&["ns/of-pool", "ns/unnamed"]);
     assert!(waiting(&leader).is_empty());

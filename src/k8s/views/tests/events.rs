@@ -22,7 +22,6 @@ impl LeaderViews {
             client: ClientBuilder::new(server, "ns").build(),
             views: self.views.clone(),
             metrics: self.metrics.clone(),
-            synced: self.writers.listed.clone(),
         }
     }
 }
@@ -120,7 +119,7 @@ async fn a_changed_link_of_a_node_wakes_every_load_balancer_of_vms() {
     leader.reports(&["ns/web"]);
     apply(unlisted("lan"));
     leader.reports(&[]);
-    leader.writers.listed.send_replace(!(ViewPart::Slices as u32));
+    leader.views.synced.send_replace(!(ViewPart::Slices as u32));
     apply(ObjectEvent::Listed(config("True")));
     leader.reports(&[]);
 }
@@ -130,7 +129,7 @@ async fn a_changed_link_of_a_node_wakes_every_load_balancer_of_vms() {
 async fn a_record_wakes_the_load_balancer_of_its_name() {
     let mut leader = LeaderViews::new();
     let at = leader.informer();
-    let mut writer = mem::take(&mut leader.writers.records);
+    let mut writer = mem::take(&mut leader.records);
     let mut apply = |event| leases::apply_record(&at, &mut writer, event);
     let address = || leader.views.record("ns/web")?.status.as_ref()?.address.clone();
     apply(ObjectEvent::Listed(record("web", "10.7.0.7")));
@@ -255,7 +254,7 @@ fn an_address_of_the_cluster_wakes_only_those_that_can_be_decided() {
     let mut leader = LeaderViews::new();
     leader.vm_lb("ns/web");
     leader.vm("web", "10.7.0.7", true);
-    leader.writers.records.set(record("leased", "10.7.0.7"));
+    leader.records.set(record("leased", "10.7.0.7"));
     leader.reports(&["ns/web"]);
     let node = Reserved::Node("n".into());
     let of_endpoints =
@@ -282,7 +281,7 @@ fn an_address_of_the_cluster_wakes_only_those_that_can_be_decided() {
         (&of_none, &["networks", "ns/leased", "ns/web"]),
     ] {
         for part in parts {
-            leader.writers.listed.send_replace(!(*part as u32));
+            leader.views.synced.send_replace(!(*part as u32));
             for networks in [vec!["10.7.0.7/32".parse().unwrap()], Vec::new()] {
                 leader.views.reserve(&node, networks);
                 leader.reports(expected);
@@ -297,7 +296,7 @@ async fn the_first_list_of_a_part_that_leases_need_wakes_those_with_leased_addre
     let at = leader.informer();
     leader.vm_lb("ns/web");
     leader.lb("ns/leased", &json!({}), &json!({"ipam": "dhcp"}));
-    leader.writers.listed.send_replace(0);
+    leader.views.synced.send_replace(0);
     let of_leases = [
         ViewPart::Vms,
         ViewPart::Nodes,
@@ -340,7 +339,7 @@ async fn the_end_of_a_list_of_load_balancers_wakes_all_of_them() {
     let lb = LoadBalancer::clone(&leader.views.load_balancers.state()[0]);
     let seen = TrimmedLb { lb, trimming: LbTrimming::default() };
     leader.vm_lb("ns/db");
-    let mut writer = mem::take(&mut leader.writers.load_balancers);
+    let mut writer = mem::take(&mut leader.load_balancers);
     let mut apply = |event| load_balancers::apply(&at, &mut writer, event);
     apply(ObjectEvent::Listed(seen.clone()));
     leader.reports(&[]);
@@ -363,10 +362,10 @@ async fn the_end_of_a_service_proves_nothing_about_an_owner_that_is_not_in_the_v
     };
     let at = leader.informer();
     let event = ObjectEvent::Unreadable(meta("unreadable"));
-    load_balancers::apply(&at, &mut leader.writers.load_balancers, event);
+    load_balancers::apply(&at, &mut leader.load_balancers, event);
     leader.views.remove_service(&meta("unreadable"));
     leader.reports(&["ns/web"]);
-    leader.writers.listed.send_replace(0);
+    leader.views.synced.send_replace(0);
     leader.views.remove_service(&meta("unlisted"));
     leader.reports(&["ns/web"]);
 }
@@ -377,7 +376,7 @@ async fn the_end_of_a_service_proves_nothing_about_an_owner_that_is_not_in_the_v
 async fn a_load_balancer_that_could_never_be_read_ends_with_a_list() {
     let mut leader = LeaderViews::new();
     let at = leader.informer();
-    let mut writer = mem::take(&mut leader.writers.load_balancers);
+    let mut writer = mem::take(&mut leader.load_balancers);
     let mut apply = |event| load_balancers::apply(&at, &mut writer, event);
     let known = || load_balancers::known(&leader.views);
     let meta =
@@ -401,7 +400,7 @@ async fn the_end_of_each_list_of_networks_is_reported() {
     let mut leader = LeaderViews::new();
     let at = leader.informer();
     leader.lb("ns/leased", &json!({}), &json!({"ipam": "dhcp"}));
-    leader.writers.listed.send_replace(0);
+    leader.views.synced.send_replace(0);
     networks::apply(&at, ObjectEvent::Complete);
     leader.reports(&["networks", "ns/leased"]);
     networks::apply(&at, ObjectEvent::Complete);
@@ -418,9 +417,9 @@ async fn a_kind_that_cannot_be_listed_does_not_hold_up_leases() {
         let mut leader = LeaderViews::new();
         let at = leader.informer();
         leader.lb("ns/leased", &json!({}), &json!({"ipam": "dhcp"}));
-        leader.writers.listed.send_replace(0);
+        leader.views.synced.send_replace(0);
         let leased_if = |holds: bool| -> &[&str] { if holds { &["ns/leased"] } else { &[] } };
-        leases::apply_record(&at, &mut leader.writers.records, refused(code));
+        leases::apply_record(&at, &mut leader.records, refused(code));
         leader.reports(leased_if(is_out_of_reach));
         networks::apply(&at, refused(code));
         leader.reports(if is_unserved { &["networks", "ns/leased"] } else { &[] });

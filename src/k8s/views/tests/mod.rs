@@ -20,7 +20,8 @@ use crate::k8s::trimmed::{LbTrimming, TrimmedLb};
 /// Views of a leader, and the changes that the views have reported to the leader.
 struct LeaderViews {
     views: Views,
-    writers: ViewWriters,
+    load_balancers: StoreWriter<LoadBalancer>,
+    records: StoreWriter<DHCPLease>,
     metrics: Metrics,
     reported: Arc<Mutex<Vec<String>>>,
     _subscription: ChangeSubscription,
@@ -46,13 +47,13 @@ impl LeaderViews {
     fn new() -> Self {
         let namespaces = ["ns".to_owned()].into();
         let dhcp = dhcp_lease::DhcpNetworks { namespaces, ..dhcp_lease::DhcpNetworks::default() };
-        let (views, writers) = Views::new(dhcp);
-        writers.listed.send_replace(u32::MAX);
+        let (views, load_balancers, records) = Views::new(dhcp);
+        views.synced.send_replace(u32::MAX);
         let reported: Arc<Mutex<Vec<String>>> = Arc::default();
         let heard = reported.clone();
         let subscription = views.subscribe(move |change| lock(&heard).push(text(change)));
         let metrics = Metrics::new().unwrap();
-        Self { views, writers, metrics, reported, _subscription: subscription }
+        Self { views, load_balancers, records, metrics, reported, _subscription: subscription }
     }
 
     /// Adds the LoadBalancer `key`, which is a `namespace/name`.
@@ -68,7 +69,7 @@ impl LeaderViews {
             "spec": spec,
         }));
         let seen = TrimmedLb { lb, trimming: LbTrimming::default() };
-        let writer = &mut self.writers.load_balancers;
+        let writer = &mut self.load_balancers;
         load_balancers::set(&self.views, &self.metrics, writer, seen);
     }
 
@@ -164,7 +165,7 @@ fn an_announcing_node_wakes_every_load_balancer_of_vms() {
     leader.lb("ns/guest", &json!({}), &json!({"workloadType": "cluster"}));
     leader.node(&json!({"node-role.kubernetes.io/control-plane": "true"}));
     leader.reports(&["ns/web"]);
-    leader.writers.listed.send_replace(0);
+    leader.views.synced.send_replace(0);
     leader.views.remove_node("node-1");
     leader.reports(&[]);
 }
@@ -240,7 +241,7 @@ fn an_address_of_the_cluster_wakes_those_whose_vms_report_it() {
     // concerns no pool, and `networks` is not reported.
     leader.views.reserve(&service, net("10.7.0.7/32"));
     leader.reports(&["ns/web"]);
-    leader.writers.listed.send_replace(0);
+    leader.views.synced.send_replace(0);
     leader.views.reserve(&service, Vec::new());
     leader.reports(&[]);
 }
@@ -310,12 +311,7 @@ fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     let mut again = LoadBalancer::clone(&leader.views.load_balancers.state()[0]);
     again.metadata.uid = Some("another".to_owned());
     let seen = TrimmedLb { lb: again, trimming: LbTrimming::default() };
-    load_balancers::set(
-        &leader.views,
-        &leader.metrics,
-        &mut leader.writers.load_balancers,
-        seen.clone(),
-    );
+    load_balancers::set(&leader.views, &leader.metrics, &mut leader.load_balancers, seen.clone());
     leader.reports(&["gone ns/web uid-web"]);
     assert!(!leader.views.has_uid("uid-web") && leader.views.has(&seen.lb));
     leader.vm("web", "10.52.0.7", true);
@@ -388,7 +384,7 @@ fn a_load_balancer_may_have_slices_until_all_are_listed() {
     leader.views.slices.store("ns/web", "web-1", "5", slice);
     assert!(leader.views.has_slices(&owner("uid-web")));
     assert!(!leader.views.has_slices(&owner("another")), "they are an earlier one's");
-    leader.writers.listed.send_replace(ViewPart::Services as u32);
+    leader.views.synced.send_replace(ViewPart::Services as u32);
     assert!(leader.views.has_slices(&owner("another")));
 }
 
