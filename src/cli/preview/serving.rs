@@ -10,9 +10,7 @@ use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::preview::PlannedWrite;
-use crate::domain::vm_backends::endpoint_slices::{
-    self, AnnouncingNode, SliceWrite, StoredSlice, remembered,
-};
+use crate::domain::vm_backends::endpoint_slices::{self, SliceWrite, StoredSlice, remembered};
 use crate::domain::vm_backends::endpoints::{
     AddressFamily, VmEndpoint, WantedAddresses as Members,
 };
@@ -223,11 +221,7 @@ impl PreviewTarget<'_> {
         slices: &[Arc<StoredSlice>],
         backends: &BackendCounts,
     ) -> Vec<PlannedWrite> {
-        let announcing = self.own().and_then(|own| {
-            let name = own.announcing_node()?;
-            let addresses = self.views.internal_addresses(name)?;
-            Some(AnnouncingNode { name: name.into(), addresses })
-        });
+        let announcing = self.own().and_then(|own| self.views.announcing_node(own));
         let endpoints = &backends.endpoints;
         let plan = endpoint_slices::plan(
             self.lb.name,

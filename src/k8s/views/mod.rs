@@ -29,7 +29,6 @@ mod services_and_slices;
 mod vms;
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -49,8 +48,10 @@ use crate::domain::network::host_links::{HostLinks, NetworkReach};
 use crate::domain::network::infrastructure::Infrastructure;
 use crate::domain::reason::NoAddressReason;
 use crate::domain::vm_backends::backend_address::NetworkRange;
+use crate::domain::vm_backends::endpoint_slices::AnnouncingNode;
 use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
+use crate::domain::vm_backends::service::StoredService;
 use crate::domain::vm_backends::vm::{Topology, Vm};
 use crate::domain::{AnnouncedAddresses, Owner};
 use crate::k8s::store::StoreWriter;
@@ -114,7 +115,7 @@ pub struct Views {
     /// All DHCPLeases: the records of leased addresses.
     pub records: Store<DHCPLease>,
     /// Services of vm LoadBalancers, by the LoadBalancer that they serve.
-    pub services: OwnedObjects<crate::domain::vm_backends::service::StoredService>,
+    pub services: OwnedObjects<StoredService>,
     /// EndpointSlices of vm LoadBalancers, by the LoadBalancer that owns them.
     pub slices: OwnedObjects<OwnedSlice>,
     /// Networks that the operator's options declare for DHCP. Annotations of
@@ -317,9 +318,12 @@ impl Views {
         (found || self.is_listed(ViewPart::Namespaces)).then_some(found)
     }
 
-    /// Addresses of type `InternalIP` of a node. `None`: the view does not have the node.
-    pub fn internal_addresses(&self, node: &str) -> Option<Vec<IpAddr>> {
-        lock(&self.index.nodes).get(node).map(|node| node.internal_addresses.clone())
+    /// Node that announces the Service. `None`: kube-vip has not named the node, or the view does
+    /// not have the node.
+    pub fn announcing_node(&self, service: &StoredService) -> Option<AnnouncingNode> {
+        let name = service.announcing_node()?;
+        let addresses = lock(&self.index.nodes).get(name)?.internal_addresses.clone();
+        Some(AnnouncingNode { name: name.into(), addresses })
     }
 
     /// Bridge and VLAN by which nodes reach a network. `network` is the `namespace/name` of its

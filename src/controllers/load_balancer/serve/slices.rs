@@ -9,9 +9,7 @@ use kube::Api;
 use super::{MOST_STEPS, ServiceTarget, WriteObstacle, into_error, not_written};
 use crate::controllers::load_balancer::ReconcileError;
 use crate::domain::object_fields::rfc3339;
-use crate::domain::vm_backends::endpoint_slices::{
-    self, AnnouncingNode, SlicePlan, SliceWrite, StoredSlice,
-};
+use crate::domain::vm_backends::endpoint_slices::{self, SlicePlan, SliceWrite, StoredSlice};
 use crate::domain::vm_backends::endpoints::AddressFamily;
 use crate::domain::vm_backends::ports::EndpointPort;
 use crate::domain::vm_backends::readiness::BackendCounts;
@@ -33,10 +31,12 @@ impl ServiceTarget<'_> {
         ports: &[EndpointPort],
         backends: &BackendCounts,
     ) -> Result<(), WriteObstacle> {
-        let touched = self.ctx.shared.views.take_touched(&self.key);
+        let views = &self.ctx.shared.views;
+        let touched = views.take_touched(&self.key);
         let mut wrote = false;
         for _ in 0..MOST_STEPS {
-            let (stored, announcing) = (self.slices(), self.announcing_node());
+            let stored = self.slices();
+            let announcing = self.own().and_then(|own| views.announcing_node(&own));
             let endpoints = &backends.endpoints;
             let SlicePlan { writes, complete } = endpoint_slices::plan(
                 &self.name,
@@ -61,14 +61,6 @@ impl ServiceTarget<'_> {
             }
         }
         Err(self.unsettled("EndpointSlices").into())
-    }
-
-    /// Node that announces the Service. `None`: kube-vip has not named the node, or the node's
-    /// addresses are not known.
-    fn announcing_node(&self) -> Option<AnnouncingNode> {
-        let name = self.own()?.announcing_node()?.to_owned();
-        let addresses = self.ctx.shared.views.internal_addresses(&name)?;
-        Some(AnnouncingNode { name: name.into(), addresses })
     }
 
     /// Updates the endpoints in the stored slices, so that traffic follows the VMs even while an
