@@ -194,7 +194,7 @@ fn target(asked: &AskedTarget, views: &Views) -> Option<(IpAddr, CheckSettings)>
     let check = check(&lb.spec).ok().flatten()?;
     let mut slices = views.slices.of(&asked.lb).filter(|slice| slice.owner == uid);
     let leads_there = slices.any(|slice| {
-        let mut endpoints = slice.slice.endpoints.iter();
+        let mut endpoints = slice.endpoints.iter();
         endpoints.any(|e| e.address == asked.address && &*e.uid != SINK_UID)
     });
     leads_there.then_some((asked.address, check))

@@ -77,7 +77,7 @@ impl OperatorHealth {
         }
         let endpoints = &self.metrics.endpoints;
         self.views.slices.for_each(|slice| {
-            for endpoint in slice.slice.endpoints.iter().filter(|endpoint| !endpoint.is_sink()) {
+            for endpoint in slice.endpoints.iter().filter(|endpoint| !endpoint.is_sink()) {
                 endpoints.with_label_values(&[endpoint_state(endpoint)]).inc();
             }
         });

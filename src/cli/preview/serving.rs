@@ -99,7 +99,7 @@ pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<PlannedWrite> {
     let namespace = lb.namespace().unwrap_or_default();
     let slices = views.slices.of(&key);
     services
-        .chain(slices.map(|s| gone("EndpointSlice", &format!("{namespace}/{}", s.slice.name))))
+        .chain(slices.map(|slice| gone("EndpointSlice", &format!("{namespace}/{}", slice.name))))
         .collect()
 }
 
@@ -126,7 +126,7 @@ impl PreviewTarget<'_> {
 
     fn slices(&self) -> Vec<Arc<StoredSlice>> {
         let all = self.views.slices.of(self.key);
-        all.filter(|slice| slice.owner == self.lb.uid).map(|slice| slice.slice).collect()
+        all.filter(|slice| slice.owner == self.lb.uid).collect()
     }
 
     /// Returns three facts: the state of the Service, the planned writes, and whether the writes

@@ -48,7 +48,7 @@ use crate::domain::network::host_links::{HostLinks, NetworkReach};
 use crate::domain::network::infrastructure::Infrastructure;
 use crate::domain::reason::NoAddressReason;
 use crate::domain::vm_backends::backend_address::NetworkRange;
-use crate::domain::vm_backends::endpoint_slices::AnnouncingNode;
+use crate::domain::vm_backends::endpoint_slices::{AnnouncingNode, StoredSlice};
 use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::service::StoredService;
@@ -60,7 +60,7 @@ use crate::locks::lock;
 use crate::metrics::Metrics;
 pub use leases::{AgentNetwork, lb_of};
 pub use notifier::{ChangeEvent, ChangeSubscription};
-pub use services_and_slices::{OwnedObjects, OwnedSlice};
+pub use services_and_slices::OwnedObjects;
 
 /// A part of the views that is listed and watched by itself. The value is one bit, so that a `u32`
 /// can hold a set of parts.
@@ -117,7 +117,7 @@ pub struct Views {
     /// Services of vm LoadBalancers, by the LoadBalancer that they serve.
     pub services: OwnedObjects<StoredService>,
     /// EndpointSlices of vm LoadBalancers, by the LoadBalancer that owns them.
-    pub slices: OwnedObjects<OwnedSlice>,
+    pub slices: OwnedObjects<Arc<StoredSlice>>,
     /// Networks that the operator's options declare for DHCP. Annotations of
     /// NetworkAttachmentDefinitions may declare further networks.
     dhcp: Arc<dhcp_lease::DhcpNetworks>,

@@ -20,7 +20,6 @@ use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::LABEL_SERVICE_LB;
 use crate::domain::Owner;
 use crate::domain::object_fields::resource_version::{is_newer, is_older};
-use crate::domain::vm_backends::endpoint_slices::StoredSlice;
 use crate::domain::vm_backends::service::stored::{owner, owners, read_service, read_slice};
 use crate::k8s::informer::{self, ObjectEvent, key, split_key};
 use crate::k8s::lazy_object::LazyObject;
@@ -60,24 +59,6 @@ impl<T> OwnedIndex<T> {
         let lb = self.lb_of.remove(key)?;
         self.objects.remove(&(lb.clone(), name.to_owned()));
         Some(lb)
-    }
-}
-
-/// An EndpointSlice, and the UID of the LoadBalancer that owns it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OwnedSlice {
-    /// UID of the LoadBalancer that owns the slice.
-    pub owner: String,
-    /// Content of the slice.
-    pub slice: Arc<StoredSlice>,
-}
-
-impl OwnedSlice {
-    /// Parses a slice. Field 0: `namespace/name` of the LoadBalancer that owns the slice. Field 1:
-    /// the parsed slice. `None`: no LoadBalancer owns the slice.
-    pub fn read(slice: &EndpointSlice) -> Option<(String, Self)> {
-        let (lb, owner, slice) = read_slice(slice)?;
-        Some((lb, Self { owner, slice: Arc::new(slice) }))
     }
 }
 
@@ -239,11 +220,11 @@ pub(super) fn store_observed_slice(views: &Views, object: &LazyObject<EndpointSl
     }
     // Before this event, the slice may have served another LoadBalancer. Now it may have become
     // unreadable. In both cases, the LoadBalancer that it served before is enqueued.
-    let Some((lb, seen)) = object.read().ok().and_then(|object| OwnedSlice::read(&object)) else {
+    let Some((lb, seen)) = object.read().ok().and_then(|object| read_slice(&object)) else {
         return views.enqueue_lbs(views.slices.remove(&key, Some(&version)));
     };
     let former = views.slices.lb_of(&key);
-    if views.slices.store(&lb, &object.name_any(), &version, seen) {
+    if views.slices.store(&lb, &object.name_any(), &version, Arc::new(seen)) {
         views.enqueue_lbs(former.into_iter().chain([lb]).collect::<BTreeSet<_>>());
     }
 }

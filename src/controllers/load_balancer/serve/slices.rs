@@ -14,15 +14,14 @@ use crate::domain::vm_backends::endpoints::AddressFamily;
 use crate::domain::vm_backends::ports::EndpointPort;
 use crate::domain::vm_backends::readiness::BackendCounts;
 use crate::domain::vm_backends::service;
-use crate::domain::vm_backends::service::stored::owners;
+use crate::domain::vm_backends::service::stored::{owners, read_slice};
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
-use crate::k8s::views::OwnedSlice;
 
 impl ServiceTarget<'_> {
     pub(super) fn slices(&self) -> Vec<Arc<StoredSlice>> {
         let all = self.ctx.shared.views.slices.of(&self.key);
-        all.filter(|slice| slice.owner == self.uid).map(|slice| slice.slice).collect()
+        all.filter(|slice| slice.owner == self.uid).collect()
     }
 
     pub(super) async fn write_slices(
@@ -109,6 +108,7 @@ impl ServiceTarget<'_> {
         let slice = StoredSlice {
             name: write.name().to_owned(),
             version,
+            owner: self.uid.clone(),
             family: Some(family),
             ports,
             endpoints: endpoints.clone(),
@@ -125,22 +125,20 @@ impl ServiceTarget<'_> {
     /// Stores a written slice in the view.
     pub(super) fn store_slice(&self, slice: StoredSlice) {
         let (name, version) = (slice.name.clone(), slice.version.clone());
-        let owned = OwnedSlice { owner: self.uid.clone(), slice: Arc::new(slice) };
-        self.ctx.shared.views.slices.store(&self.key, &name, &version, owned);
+        self.ctx.shared.views.slices.store(&self.key, &name, &version, Arc::new(slice));
     }
 
     /// Reads a slice from the API server into the view. Removes the slice from the view if it does
     /// not exist or has another owner. `Err`: the slice has another owner, or could not be read.
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
-        let slices = &self.ctx.shared.views.slices;
         let Some(stored) = Box::pin(api.call_get_if_served(name)).await? else {
             self.forget_slice(name);
             return Ok(());
         };
-        match OwnedSlice::read(&stored) {
+        match read_slice(&stored) {
             Some((lb, slice)) if lb == self.key && slice.owner == self.uid => {
-                slices.store(&lb, name, &slice.slice.version.clone(), slice);
+                self.store_slice(slice);
                 Ok(())
             }
             _ => {

@@ -48,6 +48,8 @@ pub struct StoredSlice {
     pub name: String,
     /// `metadata.resourceVersion`.
     pub version: String,
+    /// UID of the LoadBalancer that owns the slice.
+    pub owner: String,
     /// `addressType`; `None` for a type that this operator does not write.
     pub family: Option<AddressFamily>,
     /// Ports of the slice that were read, sorted.

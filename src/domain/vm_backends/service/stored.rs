@@ -157,10 +157,10 @@ fn is_announced(ingress: &LoadBalancerIngress) -> bool {
     !ports.any(|port| port.error.as_deref() == Some(NOT_ANNOUNCED))
 }
 
-/// Reads an EndpointSlice. Returns `namespace/name` and UID of the LoadBalancer that owns the
-/// slice, and the slice's content. `None`: no LoadBalancer owns the slice. A slice with more ports
-/// or endpoints than are read is not sound.
-pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)> {
+/// Reads an EndpointSlice. Returns `namespace/name` of the LoadBalancer that owns the slice, and
+/// the slice's content. `None`: no LoadBalancer owns the slice. A slice with more ports or
+/// endpoints than are read is not sound.
+pub fn read_slice(slice: &EndpointSlice) -> Option<(String, StoredSlice)> {
     let (lb, owner) = owner(&slice.metadata)?;
     let label = |key: &str, value: &str| label(&slice.metadata, key, value);
     let stored_ports = slice.ports.as_deref().unwrap_or_default();
@@ -174,6 +174,7 @@ pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)
     let seen = StoredSlice {
         name: slice.metadata.name.clone().unwrap_or_default(),
         version: slice.metadata.resource_version.clone().unwrap_or_default(),
+        owner: owner.uid.clone(),
         family: family(&slice.address_type),
         ports,
         endpoints,
@@ -183,7 +184,7 @@ pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)
             && label(LABEL_SLICE_MANAGER, MANAGER),
         holds_settings: annotations(&slice.metadata).any(|(key, _)| key == SETTINGS),
     };
-    Some((lb, owner.uid.clone(), seen))
+    Some((lb, seen))
 }
 
 fn port(port: &FullPort) -> EndpointPort {

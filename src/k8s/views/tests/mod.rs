@@ -380,8 +380,8 @@ fn both_load_balancers_are_woken_when_a_slice_gets_another_owner() {
 fn a_load_balancer_may_have_slices_until_all_are_listed() {
     let leader = LeaderViews::new();
     let owner = |uid: &str| Owner { name: "ns/web".to_owned(), uid: uid.to_owned() };
-    let slice = OwnedSlice { owner: "uid-web".to_owned(), ..OwnedSlice::default() };
-    leader.views.slices.store("ns/web", "web-1", "5", slice);
+    let slice = StoredSlice { owner: "uid-web".to_owned(), ..StoredSlice::default() };
+    leader.views.slices.store("ns/web", "web-1", "5", Arc::new(slice));
     assert!(leader.views.has_slices(&owner("uid-web")));
     assert!(!leader.views.has_slices(&owner("another")), "they are an earlier one's");
     leader.views.synced.send_replace(ViewPart::Services as u32);

@@ -55,6 +55,7 @@ impl Store {
         let slice = |endpoints: &Vec<VmEndpoint>| StoredSlice {
             name: write.name().to_owned(),
             version: format!("w{}", self.writes),
+            owner: String::new(),
             family: Some(family),
             ports: ports_of(endpoints, ports),
             endpoints: endpoints.clone(),

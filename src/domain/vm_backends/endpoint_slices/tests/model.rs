@@ -80,6 +80,7 @@ fn stored() -> impl Strategy<Value = Vec<StoredSlice>> {
             StoredSlice {
                 name: name.to_owned(),
                 version: "1".into(),
+                owner: String::new(),
                 family,
                 ports: if same_ports { ports() } else { vec![] },
                 endpoints,
