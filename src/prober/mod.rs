@@ -55,7 +55,7 @@ struct ProberShared {
 
 #[derive(Default)]
 struct ProberState {
-    schedule: TargetSchedule<DialSettings>,
+    schedule: TargetSchedule,
     /// Probes under way, each with the handle that aborts it. The scheduler removes the entry of a
     /// probe that has ended.
     under_way: HashMap<TargetKey, AbortHandle>,

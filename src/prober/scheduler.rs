@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::probe::{ProbeOutcome, ask};
 use super::target_schedule::{ProbeStart, TargetKey};
-use super::{DialSettings, ProberShared, sockets};
+use super::{ProberShared, sockets};
 
 /// Divisor of a check's period. A probe counts as late if it starts more than a tenth of the period
 /// after it was due.
@@ -122,7 +122,7 @@ fn begin_due(shared: &ProberShared, probes: &mut JoinSet<ProbeAnswer>, most: usi
     Begun::Some
 }
 
-async fn probe(start: ProbeStart<DialSettings>) -> ProbeAnswer {
+async fn probe(start: ProbeStart) -> ProbeAnswer {
     let ProbeStart { key, address, check, dial, .. } = start;
     let began = Instant::now();
     let outcome = ask(address, &check, &dial).await;

@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::check_connection::DialSettings;
 use crate::domain::vm_backends::health::second_opinion::AskedTarget;
 use crate::domain::vm_backends::health::{
     BackendHealth, CheckSettings, Doubt, ProbePhase, ProbeTarget, first, may_be_backend, moment,
@@ -22,9 +23,10 @@ use crate::domain::vm_backends::health::{
 /// Key of a target. The target gets a new key when its address or the request of its check changes.
 pub(super) type TargetKey = u64;
 
-/// All targets, and the times of their probes. `D` is the type of a check's connection settings.
-pub(super) struct TargetSchedule<D> {
-    lbs: HashMap<Arc<str>, CheckGroup<D>>,
+/// All targets, and the times of their probes.
+#[derive(Default)]
+pub(super) struct TargetSchedule {
+    lbs: HashMap<Arc<str>, CheckGroup>,
     entries: HashMap<TargetKey, ScheduledTarget>,
     /// Times at which targets are due, each with the key of its target.
     due: BTreeSet<(Duration, TargetKey)>,
@@ -37,9 +39,9 @@ pub(super) struct TargetSchedule<D> {
     concerned: BTreeSet<Arc<str>>,
 }
 
-struct CheckGroup<D> {
+struct CheckGroup {
     check: Arc<CheckSettings>,
-    dial: Arc<D>,
+    dial: Arc<DialSettings>,
     members: BTreeMap<String, TargetKey>,
 }
 
@@ -62,27 +64,19 @@ pub(super) struct TargetChange {
 }
 
 /// Target whose probe is due, with all that the probe needs.
-pub(super) struct ProbeStart<D> {
+pub(super) struct ProbeStart {
     pub(super) key: TargetKey,
     pub(super) address: IpAddr,
     pub(super) check: Arc<CheckSettings>,
-    pub(super) dial: Arc<D>,
+    pub(super) dial: Arc<DialSettings>,
     /// Time that has passed since the probe was due.
     pub(super) late: Duration,
 }
 
-impl<D> Default for TargetSchedule<D> {
-    fn default() -> Self {
-        let (lbs, entries) = (HashMap::new(), HashMap::new());
-        let concerned = BTreeSet::new();
-        Self { lbs, entries, due: BTreeSet::new(), next_key: 0, doubt: None, concerned }
-    }
-}
-
-impl<D> TargetSchedule<D> {
+impl TargetSchedule {
     /// Connection settings that were made for the health check of the LoadBalancer `lb`, if `check`
     /// can use them too. `None`: new settings must be made for `check`.
-    pub(super) fn dial(&self, lb: &str, check: &CheckSettings) -> Option<Arc<D>> {
+    pub(super) fn dial(&self, lb: &str, check: &CheckSettings) -> Option<Arc<DialSettings>> {
         let group = self.lbs.get(lb).filter(|group| group.check.asks_the_same(check))?;
         Some(Arc::clone(&group.dial))
     }
@@ -93,7 +87,7 @@ impl<D> TargetSchedule<D> {
         &mut self,
         lb: &str,
         check: &CheckSettings,
-        dial: &Arc<D>,
+        dial: &Arc<DialSettings>,
         targets: &[ProbeTarget],
         now: Duration,
     ) -> TargetChange {
@@ -159,7 +153,7 @@ impl<D> TargetSchedule<D> {
 
     /// Takes the target that has been due for the longest time, and returns its probe. The probe
     /// counts as under way until [`Self::end`]. `None`: no target is due at `now`.
-    pub(super) fn begin(&mut self, now: Duration) -> Option<ProbeStart<D>> {
+    pub(super) fn begin(&mut self, now: Duration) -> Option<ProbeStart> {
         let (due, key) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.pop_first();
         let entry = self.entries.get_mut(&key)?;

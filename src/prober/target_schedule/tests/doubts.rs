@@ -24,7 +24,7 @@ fn fleet(lbs: u8, check: &CheckSettings) -> Fleet {
 
 struct World {
     fleet: Fleet,
-    schedule: TargetSchedule<()>,
+    schedule: TargetSchedule,
     now: Duration,
     /// Numbers of the VMs that do not answer.
     silent: BTreeSet<u8>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{TargetChange, TargetKey, TargetSchedule};
+use super::{DialSettings, TargetChange, TargetKey, TargetSchedule};
 use crate::domain::vm_backends::health::{BackendProbe, CheckSettings, ProbeRequest, ProbeTarget};
 
 const PERIOD: Duration = Duration::from_secs(5);
@@ -36,16 +36,17 @@ fn target(id: &str, last: u8, assume_healthy: bool) -> ProbeTarget {
 }
 
 fn set(
-    schedule: &mut TargetSchedule<()>,
+    schedule: &mut TargetSchedule,
     lb: &str,
     check: &CheckSettings,
     targets: &[ProbeTarget],
     now: Duration,
 ) -> TargetChange {
-    schedule.set(lb, check, &Arc::new(()), targets, now)
+    let dial = Arc::new(DialSettings { port: check.port, get: None });
+    schedule.set(lb, check, &dial, targets, now)
 }
 
-impl<D> TargetSchedule<D> {
+impl TargetSchedule {
     /// Verdict on the target `id` of the LoadBalancer `lb`. `None`: there is no such target.
     fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
         self.verdicts(lb).get(id).copied()
@@ -53,7 +54,7 @@ impl<D> TargetSchedule<D> {
 }
 
 /// Starts the next probe at the time at which it is due. Returns this time and the target's key.
-fn run_next(schedule: &mut TargetSchedule<()>) -> (Duration, TargetKey) {
+fn run_next(schedule: &mut TargetSchedule) -> (Duration, TargetKey) {
     let due = schedule.next_due().unwrap();
     let start = schedule.begin(due).unwrap();
     assert_eq!(start.late, Duration::ZERO);
