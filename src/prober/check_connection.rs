@@ -7,10 +7,10 @@ use http::{HeaderValue, Uri};
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::tls;
 use crate::domain::vm_backends::health::{
     BackendProbe, CheckSettings, HealthSpecFault, ProbeRequest,
 };
+use crate::tls;
 
 /// Connection settings of a health check.
 pub(super) struct DialSettings {
@@ -45,11 +45,7 @@ impl DialSettings {
             BackendProbe::Tcp => None,
             BackendProbe::Http(request) => Some(ProbeGet::new(check.port, 80, request, None)?),
             BackendProbe::Https(request, bundle) => {
-                let config = match bundle {
-                    Some(pem) => tls::trusting(pem)?,
-                    None => tls::unverified()?,
-                };
-                let tls = ProbeTls { config: Arc::new(config), name: tls::name(request)? };
+                let tls = ProbeTls::new(request, bundle.as_deref())?;
                 Some(ProbeGet::new(check.port, 443, request, Some(tls))?)
             }
         };
@@ -84,6 +80,29 @@ impl ProbeGet {
 }
 
 impl ProbeTls {
+    /// Settings that trust exactly the CA certificates in the PEM text `bundle`. Without a text,
+    /// any certificate is accepted, as by kubelet's HTTPS probes: most backends have self-signed
+    /// certificates, and the probe sends no secret, and uses only the status of the answer.
+    fn new(request: &ProbeRequest, bundle: Option<&str>) -> Result<Self, HealthSpecFault> {
+        let config = match bundle {
+            Some(pem) => tls::trusting(pem).map_err(|why| {
+                HealthSpecFault::new(
+                    "caBundle",
+                    why,
+                    "give the certificates of the CAs that sign the backends' certificates, in PEM",
+                )
+            }),
+            None => tls::unverified()
+                .map_err(|why| HealthSpecFault::new("protocol", why, "use tcp or http")),
+        };
+        let name = request.server_name.clone().map(ServerName::try_from).transpose();
+        let name = name.map_err(|e| {
+            let right = "use a DNS name such as www.example.com";
+            HealthSpecFault::new("serverName", e.to_string(), right)
+        });
+        Ok(Self { config: Arc::new(config?), name: name? })
+    }
+
     /// Name that the certificate of the backend at `address` must have. A DNS name is also sent as
     /// SNI.
     pub(super) fn name(&self, address: IpAddr) -> ServerName<'static> {

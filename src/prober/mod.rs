@@ -14,7 +14,6 @@ mod probe;
 mod scheduler;
 mod sockets;
 mod target_schedule;
-mod tls;
 mod unscheduled_probes;
 
 use std::collections::{BTreeSet, HashMap};
