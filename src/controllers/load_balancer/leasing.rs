@@ -26,6 +26,7 @@ use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::reason::{self, NoLease};
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCall, ApiCalls as _};
+use crate::k8s::informer::key;
 
 /// Time after the start of a term. During this time, a published address stays even if the recorded
 /// expiry of its lease has passed. The reason: while the API server was unavailable, agents could
@@ -166,10 +167,9 @@ async fn create(
     made.retain(|(at, _)| at.elapsed() < SEEN_WITHIN);
     let unseen = || {
         let same = |made: &&DHCPLease| {
-            dhcp_lease::is_one_client(&made.spec, &new.spec)
-                && record_name(made) != record_name(&new)
+            dhcp_lease::is_one_client(&made.spec, &new.spec) && key(made.meta()) != key(new.meta())
         };
-        made.iter().map(|(_, made)| made).find(same).map(record_name)
+        made.iter().map(|(_, made)| made).find(same).map(|made| key(made.meta()))
     };
     if let Some(other) = views.same_client(&new).or_else(unseen) {
         return Err(dhcp_lease::identity_taken(&new, &other));
@@ -184,10 +184,6 @@ async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
     Box::pin(api.call_get_if_served(&lb.name_any())).await
-}
-
-fn record_name(record: &DHCPLease) -> String {
-    format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
 }
 
 /// Moment at which the LoadBalancer must be reconciled because the lease of its address expires. No
