@@ -34,24 +34,15 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// pause doubles after each further attempt.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
-/// Outcome of one attempt to rewrite all LoadBalancers in the current storage version.
-enum StorageOutcome {
-    /// Nothing is left to do in this term: each object is stored in the CRD's storage version, or
-    /// the CRD does not exist, or the API server refuses to show it.
-    Done,
-    /// The migration has to wait, for this reason.
-    Waits(String),
-}
-
 /// Repeats the migration to the current storage version until nothing is left to do, then waits to
 /// be dropped.
 pub(super) async fn run(ctx: Context) {
     let mut logged = String::new();
     for failures in 0.. {
         match attempt(&ctx).await {
-            Ok(StorageOutcome::Done) => break,
-            Ok(StorageOutcome::Waits(why)) if why == logged => {}
-            Ok(StorageOutcome::Waits(why)) => {
+            Ok(None) => break,
+            Ok(Some(why)) if why == logged => {}
+            Ok(Some(why)) => {
                 tracing::warn!(
                     why,
                     "LoadBalancers are still stored in the old version, trying again"
@@ -68,13 +59,17 @@ pub(super) async fn run(ctx: Context) {
     std::future::pending::<()>().await;
 }
 
-async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
+/// Attempts once to rewrite all LoadBalancers in the current storage version. Returns the reason
+/// why the migration has to wait. `None`: nothing is left to do in this term, because each object
+/// is stored in the CRD's storage version, or the CRD does not exist, or the API server refuses to
+/// show it.
+async fn attempt(ctx: &Context) -> Result<Option<String>, CallError> {
     let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
     let crd = match crds.call_get(CRD).await {
         Ok(crd) => crd,
         Err(error) if matches!(error, CallError::NotFound(_)) || error.refusal().is_some() => {
             tracing::info!(%error, "cannot change the stored versions of LoadBalancer");
-            return Ok(StorageOutcome::Done);
+            return Ok(None);
         }
         Err(error) => return Err(error),
     };
@@ -82,26 +77,22 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     let old: Vec<String> =
         stored.unwrap_or_default().into_iter().filter(|version| version != STORED).collect();
     if old.is_empty() {
-        return Ok(StorageOutcome::Done);
+        return Ok(None);
     }
     if !crd.spec.versions.iter().any(|version| version.storage && version.name == STORED) {
-        return Ok(StorageOutcome::Waits(format!("the CRD's storage version is not {STORED}")));
+        return Ok(Some(format!("the CRD's storage version is not {STORED}")));
     }
     // With the conversion strategy `None`, the API server drops the fields that exist only in the
     // version in which an object is stored.
     let conversion = crd.spec.conversion.as_ref().filter(|c| c.strategy == "Webhook");
     let config = conversion.and_then(|c| c.webhook.as_ref()?.client_config.as_ref());
     if config.and_then(|config| config.ca_bundle.as_ref()).is_none_or(|ca| ca.0.is_empty()) {
-        return Ok(StorageOutcome::Waits(
-            "the CRD has no conversion webhook with a CA bundle".to_owned(),
-        ));
+        return Ok(Some("the CRD has no conversion webhook with a CA bundle".to_owned()));
     }
     tokio::time::sleep(SETTLED).await;
     let objects = match list(ctx).await {
         Ok(objects) => objects,
-        Err(error) => {
-            return Ok(StorageOutcome::Waits(format!("LoadBalancers cannot be listed: {error}")));
-        }
+        Err(error) => return Ok(Some(format!("LoadBalancers cannot be listed: {error}"))),
     };
     for (namespace, name, version) in &objects {
         let patch = json!({"metadata": {"resourceVersion": version}});
@@ -111,9 +102,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
             Ok(_) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {
-                return Ok(StorageOutcome::Waits(format!(
-                    "cannot write LoadBalancer {namespace}/{name}: {error}"
-                )));
+                return Ok(Some(format!("cannot write LoadBalancer {namespace}/{name}: {error}")));
             }
         }
         tokio::time::sleep(PACE).await;
@@ -124,9 +113,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     });
     match ctx.writer.patch_crd_status(CRD, &patch).await {
         Ok(_) => {}
-        Err(CallError::Conflict(_)) => {
-            return Ok(StorageOutcome::Waits("the CRD was changed meanwhile".to_owned()));
-        }
+        Err(CallError::Conflict(_)) => return Ok(Some("the CRD was changed meanwhile".to_owned())),
         Err(error) => return Err(error),
     }
     let note = format!(
@@ -136,7 +123,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     );
     tracing::info!("{note}");
     ctx.events.normal(crd.object_ref(&()), "StorageMigrated", note);
-    Ok(StorageOutcome::Done)
+    Ok(None)
 }
 
 /// Namespace, name and resourceVersion of every LoadBalancer.
