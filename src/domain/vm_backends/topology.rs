@@ -22,16 +22,13 @@ pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
     if silent || vm.annotated_by_harvester || vm.deleting || vm.topology == *node {
         return None;
     }
-    let mut annotations = Map::new();
     let parts = [
         (TOPOLOGY_REGION, &vm.topology.region, &node.region),
         (TOPOLOGY_ZONE, &vm.topology.zone, &node.zone),
     ];
-    for (key, annotated, here) in parts {
-        if annotated != here {
-            annotations.insert(key.to_owned(), json!(here));
-        }
-    }
+    let changed = parts.into_iter().filter(|(_, annotated, here)| annotated != here);
+    let annotations: Map<String, Value> =
+        changed.map(|(key, _, here)| (key.to_owned(), json!(here))).collect();
     Some(json!({
         "metadata": {"resourceVersion": vm.version, "annotations": annotations},
     }))
