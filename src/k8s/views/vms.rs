@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::Config;
 
 use super::host_links::CONTROL_PLANE;
@@ -24,7 +24,7 @@ use crate::domain::vm_backends::selector_index::LbKey;
 use crate::domain::vm_backends::vm::{self, Topology};
 use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
-use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, is_unserved, split_key};
+use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, is_unserved, key, split_key};
 
 pub(super) async fn watch_vms(at: InformerContext) {
     let known = || lock(&at.views.index.vms).vms().map(|(key, _)| key.to_owned()).collect();
@@ -76,19 +76,16 @@ pub(super) async fn watch_pods(at: InformerContext) {
 /// Applies an event of a pod that runs a VM to the view, and enqueues the LoadBalancers that select
 /// the VM.
 pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
-    let views = &at.views;
+    let set = |key: &str, pod| {
+        let (namespace, name) = split_key(key);
+        let affected = lock(&at.views.index.vms).set_pod(namespace, name, pod);
+        at.views.enqueue_lbs_of_changed_vms(affected);
+    };
     match event {
         ObjectEvent::Listed(pod) | ObjectEvent::Changed(pod) => {
-            let namespace = pod.namespace().unwrap_or_default();
-            let affected =
-                lock(&views.index.vms).set_pod(&namespace, &pod.name_any(), vm::pod(&pod));
-            views.enqueue_lbs_of_changed_vms(affected);
+            set(&key(pod.meta()), vm::pod(&pod));
         }
-        ObjectEvent::Gone(key, _) => {
-            let (namespace, name) = split_key(&key);
-            let affected = lock(&views.index.vms).set_pod(namespace, name, None);
-            views.enqueue_lbs_of_changed_vms(affected);
-        }
+        ObjectEvent::Gone(key, _) => set(&key, None),
         ObjectEvent::Complete => at.done(ViewPart::Pods),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     }
