@@ -296,10 +296,14 @@ impl Views {
         if !facts::is_guest(lb) && !self.is_listed(ViewPart::Services) {
             return AnnouncedAddresses::Unknown;
         }
-        let Owner { name, uid } = facts::owner(lb);
-        let mut services = self.services.of(&name);
-        let own = services.find(|service| service.owners.iter().any(|owner| owner.uid == uid));
+        let own = self.service_of(&facts::owner(lb));
         AnnouncedAddresses::Known(own.map(|own| own.addresses().collect()).unwrap_or_default())
+    }
+
+    /// Service that the LoadBalancer `owner` owns. `None`: the view does not have such a Service.
+    fn service_of(&self, owner: &Owner) -> Option<StoredService> {
+        let mut services = self.services.of(&owner.name);
+        services.find(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
     }
 
     /// Reason why a LoadBalancer gets no address: a VM of its guest cluster shows that the cluster
@@ -381,11 +385,7 @@ impl Views {
     /// gone, no other LoadBalancer may get the address of `owner`. True before Services are listed,
     /// because there may be such a Service.
     pub fn is_served(&self, owner: &Owner) -> bool {
-        !self.is_listed(ViewPart::Services)
-            || self
-                .services
-                .of(&owner.name)
-                .any(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
+        !self.is_listed(ViewPart::Services) || self.service_of(owner).is_some()
     }
 
     /// Returns the time since when the EndpointSlices of the LoadBalancer `lb`, a `namespace/name`,
