@@ -9,7 +9,7 @@ use kube::{Resource as _, ResourceExt as _};
 
 use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus, LeaseState};
 use crate::domain::dhcp::{
-    ClientId, ClientIdentity, ClientOptions, DhcpClient, FrameFilter, LeaseRecord, Mac,
+    ClientId, ClientIdentity, ClientOptions, DhcpClient, FrameFilter, LeaseRecord,
 };
 use crate::domain::dhcp_lease::status::{Moment, former, held};
 use crate::domain::object_fields::finalizers::without_finalizers;
@@ -103,10 +103,10 @@ impl ManagedLease {
     pub(super) fn read(record: DHCPLease) -> Result<Self, String> {
         let spec = &record.spec;
         let identity = ClientIdentity {
-            mac: spec.mac_address.parse::<Mac>().map_err(|error| error.to_string())?,
+            mac: spec.mac_address.parse()?,
             client_id: Some(&spec.client_id)
                 .filter(|id| !id.is_empty())
-                .map(|id| id.parse::<ClientId>().map_err(|error| error.to_string()))
+                .map(|id| id.parse::<ClientId>())
                 .transpose()?,
             hostname: spec.hostname.clone(),
         };

@@ -7,7 +7,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 
 use super::admission::AdmissionArgs;
 use crate::controllers::dhcp_agent::AgentOptions;
-use crate::domain::dhcp::{ClientIdForm, NoForm};
+use crate::domain::dhcp::ClientIdForm;
 use crate::domain::dhcp_lease::DhcpNetworks;
 
 /// Options of DHCP networks.
@@ -110,7 +110,7 @@ impl NetworkArgs {
 /// `duid`, `mac` and `none`. An entry without `=` means `duid`.
 fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
     let (name, form) = text.split_once('=').unwrap_or((text, "duid"));
-    Ok((network(name)?, form.parse().map_err(|error: NoForm| error.to_string())?))
+    Ok((network(name)?, form.parse()?))
 }
 
 /// Parses a network's name. Accepts empty text, because two consecutive commas give an empty name.

@@ -28,22 +28,18 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Error: a text is not a hardware address. The field holds this text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} must be a hardware address, such as 02:00:5e:10:00:01")]
-pub struct NoMac(String);
-
 impl FromStr for Mac {
-    type Err = NoMac;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, NoMac> {
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} must be a hardware address, such as 02:00:5e:10:00:01");
         let mut octets = [0; 6];
         let mut parts = text.split(':');
         for octet in &mut octets {
             let part = parts.next().filter(|part| part.len() == 2 && !part.starts_with('+'));
             let value = part.and_then(|part| u8::from_str_radix(part, 16).ok());
-            *octet = value.ok_or_else(|| NoMac(text.to_owned()))?;
+            *octet = value.ok_or_else(wrong)?;
         }
-        if parts.next().is_some() { Err(NoMac(text.to_owned())) } else { Ok(Self(octets)) }
+        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(octets)) }
     }
 }

@@ -27,7 +27,7 @@ pub use client::output::{
 pub use client::{AnnouncedAddress, ClientOptions, DhcpClient, ProbeTiming, RecordedLease};
 pub use disputes::AddressDisputes;
 pub use granted_lease::GrantedLease;
-pub use identity::{ClientId, ClientIdForm, ClientIdentity, NoForm};
+pub use identity::{ClientId, ClientIdForm, ClientIdentity};
 pub use mac::Mac;
 pub use wire::bpf::{BpfInstruction, FrameFilter, filter};
 pub use wire::ethernet::owner_of;

@@ -67,13 +67,6 @@ pub enum LeasingParty {
     Guest,
 }
 
-/// Error: the annotation [`ANNOTATION_DHCP`] names no party. The field is the annotation's value.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} must be host or guest: the annotation chooses which of the two leases the IPv4 address"
-)]
-pub struct NoLeasingParty(String);
-
 /// Next step for a LoadBalancer whose address comes from a DHCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeasingStep {
@@ -157,13 +150,15 @@ pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool 
 
 /// Party that the annotation [`ANNOTATION_DHCP`] of the LoadBalancer chooses to lease the address.
 /// `Ok(None)`: the annotation is missing or empty. `Err`: its value is neither `host` nor `guest`.
-pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, NoLeasingParty> {
+pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, String> {
     let annotations = lb.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(ANNOTATION_DHCP)).map(String::as_str) {
         None | Some("") => Ok(None),
         Some("host") => Ok(Some(LeasingParty::Host)),
         Some("guest") => Ok(Some(LeasingParty::Guest)),
-        Some(other) => Err(NoLeasingParty(other.to_owned())),
+        Some(other) => Err(format!(
+            "{other:?} must be host or guest: the annotation chooses which of the two leases the IPv4 address"
+        )),
     }
 }
 

@@ -141,7 +141,7 @@ fn the_annotation_chooses() {
     assert_eq!(said(&chosen(""), None, true), LeasingStep::Create);
     for wrong in ["Host", "ipv6", "true"] {
         assert_eq!(waits(&said(&chosen(wrong), None, true)), "InvalidAnnotation");
-        assert!(choice(&chosen(wrong)).unwrap_err().to_string().contains(wrong));
+        assert!(choice(&chosen(wrong)).unwrap_err().contains(wrong));
     }
 }
 

@@ -84,7 +84,7 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
         && let Err(fault) = dhcp_lease::choice(lb)
     {
         let field = format!("metadata.annotations[{ANNOTATION_DHCP}]");
-        found.push(Refusal::new(field, fault.to_string()));
+        found.push(Refusal::new(field, fault));
     }
     if !facts::wants_pool(lb)
         && let Err(dhcp_lease::AnnotationFault { field, message }) = dhcp_lease::asked(lb)

@@ -61,22 +61,19 @@ impl fmt::Display for ClientId {
     }
 }
 
-/// Error: a text is not a client identifier.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a client identifier is 2 to 255 octets in hexadecimal")]
-pub struct NoClientId;
-
 impl FromStr for ClientId {
-    type Err = NoClientId;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, NoClientId> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         let octet = |pair: &[u8]| {
             let digit = |c: u8| char::from(c).to_digit(16);
             let value = digit(*pair.first()?)? * 16 + digit(*pair.get(1)?)?;
             u8::try_from(value).ok()
         };
         let octets: Option<Vec<u8>> = text.as_bytes().chunks(2).map(octet).collect();
-        octets.and_then(|octets| Self::of(&octets)).ok_or(NoClientId)
+        octets
+            .and_then(|octets| Self::of(&octets))
+            .ok_or("a client identifier is 2 to 255 octets in hexadecimal")
     }
 }
 
@@ -94,20 +91,17 @@ pub enum ClientIdForm {
     None,
 }
 
-/// Error: a text is neither `duid`, `mac` nor `none`. The field holds this text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server sees")]
-pub struct NoForm(String);
-
 impl FromStr for ClientIdForm {
-    type Err = NoForm;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, NoForm> {
+    fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "duid" => Ok(Self::Duid),
             "mac" => Ok(Self::Mac),
             "none" => Ok(Self::None),
-            other => Err(NoForm(other.to_owned())),
+            other => Err(format!(
+                "{other:?} must be duid, mac or none: the client identifier that the DHCP server sees"
+            )),
         }
     }
 }

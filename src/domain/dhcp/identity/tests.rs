@@ -54,7 +54,7 @@ fn a_client_identifier_is_of_rfc_4361_with_a_uuid() {
     assert_eq!((id.octets().len(), id.octets()[0], &id.octets()[5..7]), (23, 255, &[0, 4][..]));
     assert_eq!(id.to_string().parse(), Ok(id));
     for bad in ["", "ff", "fff", "zz00", "+1+1", "ff0", &"00".repeat(256), "éé"] {
-        assert_eq!(bad.parse::<ClientId>(), Err(NoClientId), "{bad}");
+        assert!(bad.parse::<ClientId>().is_err(), "{bad}");
     }
     assert!("00".repeat(255).parse::<ClientId>().is_ok());
 }
@@ -78,7 +78,7 @@ fn a_client_identifier_has_the_form_that_is_chosen() {
     assert_eq!(of("mac").unwrap().to_string(), "0116538e6917a7");
     assert_eq!(of("none"), None);
     for wrong in ["", "MAC", "01", "hostname"] {
-        let error = wrong.parse::<ClientIdForm>().unwrap_err().to_string();
+        let error = wrong.parse::<ClientIdForm>().unwrap_err();
         assert!(error.contains("duid, mac or none"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::Ipv4Net;
 
 use super::requested_identity::flag;
-use crate::dhcp::{ClientIdForm, NoForm};
+use crate::dhcp::ClientIdForm;
 use crate::load_balancer::facts::{self, LbSurroundings};
 use api::{
     ANNOTATION_DHCP, ANNOTATION_DHCP_BROADCAST, ANNOTATION_DHCP_CLIENT_ID,
@@ -131,7 +131,7 @@ impl DhcpDeclaration {
     ///
     /// # Errors
     /// The value of the annotation is neither `duid`, `mac` nor `none`.
-    pub fn client_id_form(&self) -> Result<ClientIdForm, NoForm> {
+    pub fn client_id_form(&self) -> Result<ClientIdForm, String> {
         let text = self.client_id.as_str();
         if text.is_empty() { Ok(ClientIdForm::default()) } else { text.parse() }
     }
@@ -151,11 +151,10 @@ impl DhcpDeclaration {
         let subnets = self
             .subnets()
             .map_err(|part| format!("{part:?} must be an IPv4 subnet, such as 10.7.0.0/24"));
-        let client_id = self.client_id_form().map_err(|error| error.to_string());
         let faults = [
             (ANNOTATION_DHCP_SUBNETS, subnets.err()),
             (ANNOTATION_DHCP_ON_LEASE_LOSS, self.keeps().err()),
-            (ANNOTATION_DHCP_CLIENT_ID, client_id.err()),
+            (ANNOTATION_DHCP_CLIENT_ID, self.client_id_form().err()),
             (ANNOTATION_DHCP_BROADCAST, self.broadcasts().err()),
         ];
         faults.into_iter().find_map(|(key, fault)| Some((key, fault?)))

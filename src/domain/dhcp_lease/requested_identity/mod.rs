@@ -13,7 +13,7 @@ use std::net::Ipv4Addr;
 use serde_json::{Map, Value, json};
 
 use super::is_host;
-use crate::dhcp::{ClientId, ClientIdForm, ClientIdentity, Mac, NoForm};
+use crate::dhcp::{ClientId, ClientIdForm, ClientIdentity, Mac};
 use crate::vm_backends::service;
 use api::{
     ANNOTATION_DHCP_CLIENT_ID, DHCPLease, KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
@@ -101,19 +101,18 @@ fn read<'a>(said: impl Fn(&str) -> Option<&'a str>) -> Result<RequestedIdentity,
             |message| AnnotationFault { field: format!("metadata.annotations[{key}]"), message };
         text.map(parsed).transpose().map_err(fault)
     }
-    let form = |text: &str| text.parse().map_err(|error: NoForm| error.to_string());
     let broadcast = field(KUBE_VIP_BROADCAST, said(KUBE_VIP_BROADCAST), flag)?;
     Ok(RequestedIdentity {
         mac: field(KUBE_VIP_HWADDR, said(KUBE_VIP_HWADDR), mac)?,
         address: field(KUBE_VIP_REQUESTED_IP, said(KUBE_VIP_REQUESTED_IP), address)?,
         hostname: field(KUBE_VIP_HOSTNAME, said(KUBE_VIP_HOSTNAME), hostname)?,
-        form: field(ANNOTATION_DHCP_CLIENT_ID, said(ANNOTATION_DHCP_CLIENT_ID), form)?,
+        form: field(ANNOTATION_DHCP_CLIENT_ID, said(ANNOTATION_DHCP_CLIENT_ID), str::parse)?,
         broadcast: broadcast.unwrap_or_default(),
     })
 }
 
 fn mac(text: &str) -> Result<Mac, String> {
-    let mac = text.parse::<Mac>().map_err(|error| error.to_string())?;
+    let mac = text.parse::<Mac>()?;
     let [first, ..] = mac.0;
     if mac.is_unicast() && (first & LOCAL != 0 || mac.0.starts_with(&KUBE_VIP)) {
         return Ok(mac);
