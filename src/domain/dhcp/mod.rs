@@ -20,7 +20,6 @@ mod mac;
 pub mod wire;
 
 pub use client::jitter::{RELEASES, phase, start_within};
-pub use client::offer_check::OfferFault;
 pub use client::output::{
     ClientAction, ClientEvent, ClientTrouble, IgnoreReason, LeaseRecord, LossCause,
 };

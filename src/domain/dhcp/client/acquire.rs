@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
-use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, Mac, OfferFault};
+use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, Mac};
 use super::offer_check;
 use super::probe::Probing;
 use super::send::MessageExchange;
@@ -219,7 +219,7 @@ impl DhcpClient {
 
     /// Checks whether an offer or a grant can be used. `Err`: it cannot be used. The client then
     /// also reports the reason by an event.
-    pub(super) fn check_offer(&mut self, reply: &ServerReply) -> Result<(), OfferFault> {
+    pub(super) fn check_offer(&mut self, reply: &ServerReply) -> Result<(), &'static str> {
         offer_check::check(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
             self.event(ClientEvent::Unusable { server, address, why });

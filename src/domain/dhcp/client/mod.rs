@@ -15,7 +15,7 @@ mod address_inquiry;
 mod confirm;
 pub(crate) mod jitter;
 mod kept_address;
-pub(crate) mod offer_check;
+mod offer_check;
 mod options;
 pub(crate) mod output;
 mod probe;

@@ -12,87 +12,36 @@ use super::super::wire::message::ServerReply;
 
 /// Shortest lease time that is accepted, in seconds. A client would have to renew a shorter lease
 /// all the time.
-pub const SHORTEST_LEASE: u32 = 10;
-
-/// Reason why an offer or a grant cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-pub enum OfferFault {
-    /// The address is in 0.0.0.0/8.
-    #[error("it cannot be the address of a host")]
-    Unspecified,
-    /// The address is in 127.0.0.0/8.
-    #[error("it is a loopback address")]
-    Loopback,
-    /// The address is in 169.254.0.0/16.
-    #[error("it is a link-local address")]
-    LinkLocal,
-    /// The address is in 224.0.0.0/4.
-    #[error("it is a multicast address")]
-    Multicast,
-    /// The address is in 240.0.0.0/4.
-    #[error("it is in the reserved range 240.0.0.0/4")]
-    Reserved,
-    /// The address is 255.255.255.255, or the last address of its subnet.
-    #[error("it is a broadcast address")]
-    Broadcast,
-    /// The address is the first address of its subnet.
-    #[error("it is the address of its network")]
-    Network,
-    /// The address is that of the subnet's router, which the same offer names.
-    #[error("it is the gateway of its own subnet")]
-    Gateway,
-    /// The address is that of the server that offers it.
-    #[error("it is the server's own address")]
-    Server,
-    /// The address is in none of the subnets from which addresses may be leased on the network.
-    #[error("it is in none of the subnets that are allowed on this network")]
-    NotAllowed,
-    /// The lease time is missing. The server uses BOOTP or has a fault.
-    #[error("the server offers it without a lease time")]
-    NoLeaseTime,
-    /// The lease time is less than ten seconds.
-    #[error("its lease time is shorter than {SHORTEST_LEASE} s")]
-    TooShort,
-}
+const SHORTEST_LEASE: u32 = 10;
+/// Fault of an offer with a shorter lease time than [`SHORTEST_LEASE`].
+const TOO_SHORT: &str = "its lease time is shorter than 10 s";
 
 /// Checks whether an offer or a grant can be used. `subnets`: subnets from which addresses may be
-/// leased. Empty: any address may be leased. `Err`: the first fault that was found.
-pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault> {
-    let address = reply.address;
+/// leased. Empty: any address may be leased. `Err`: the reason why it cannot be used. If there are
+/// several, the first of the list.
+pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), &'static str> {
+    let ServerReply { address, server, gateway, prefix, seconds, .. } = *reply;
     let [first, ..] = address.octets();
-    let found = match first {
-        0 => Some(OfferFault::Unspecified),
-        127 => Some(OfferFault::Loopback),
-        169 if address.is_link_local() => Some(OfferFault::LinkLocal),
-        224..=239 => Some(OfferFault::Multicast),
-        240.. if address.is_broadcast() => Some(OfferFault::Broadcast),
-        240.. => Some(OfferFault::Reserved),
-        _ => None,
-    };
-    let found = found.or_else(|| edge(address, reply.prefix?));
-    let gateway = (reply.gateway == Some(address)).then_some(OfferFault::Gateway);
-    let server = (reply.server == address).then_some(OfferFault::Server);
+    // No host may have the first or the last address of a subnet with a prefix of 30 or less.
+    let subnet = prefix.filter(|prefix| *prefix <= 30);
+    let subnet = subnet.and_then(|prefix| Ipv4Net::new(address, prefix).ok());
+    let is_edge = |edge: fn(&Ipv4Net) -> Ipv4Addr| subnet.is_some_and(|net| edge(&net) == address);
     let is_allowed = subnets.is_empty() || subnets.iter().any(|subnet| subnet.contains(&address));
-    let foreign = (!is_allowed).then_some(OfferFault::NotAllowed);
-    let time = match reply.seconds {
-        None => Some(OfferFault::NoLeaseTime),
-        Some(seconds) if seconds < SHORTEST_LEASE => Some(OfferFault::TooShort),
-        Some(_) => None,
-    };
-    found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
-}
-
-/// Fault of an address that is the first or the last one of its subnet. `prefix`: length of the
-/// subnet's prefix. No host may have these two addresses if this length is 30 or less. `None`: the
-/// address has no such fault.
-fn edge(address: Ipv4Addr, prefix: u8) -> Option<OfferFault> {
-    if prefix > 30 {
-        return None;
-    }
-    let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
-    match address.to_bits() & host {
-        0 => Some(OfferFault::Network),
-        bits if bits == host => Some(OfferFault::Broadcast),
-        _ => None,
-    }
+    let faults = [
+        (first == 0, "it cannot be the address of a host"),
+        (address.is_loopback(), "it is a loopback address"),
+        (address.is_link_local(), "it is a link-local address"),
+        (address.is_multicast(), "it is a multicast address"),
+        (address.is_broadcast(), "it is a broadcast address"),
+        (first >= 240, "it is in the reserved range 240.0.0.0/4"),
+        (is_edge(Ipv4Net::network), "it is the address of its network"),
+        (is_edge(Ipv4Net::broadcast), "it is a broadcast address"),
+        (gateway == Some(address), "it is the gateway of its own subnet"),
+        (server == address, "it is the server's own address"),
+        (!is_allowed, "it is in none of the subnets that are allowed on this network"),
+        // The server uses BOOTP or has a fault.
+        (seconds.is_none(), "the server offers it without a lease time"),
+        (seconds.is_some_and(|seconds| seconds < SHORTEST_LEASE), TOO_SHORT),
+    ];
+    faults.into_iter().find(|(found, _)| *found).map_or(Ok(()), |(_, why)| Err(why))
 }

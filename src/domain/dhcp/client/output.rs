@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::{GrantedLease, Mac, OfferFault};
+use super::super::{GrantedLease, Mac};
 use api::LeaseState;
 
 /// Maximum number of announcing stations that are stored for an address. There may be several,
@@ -95,7 +95,7 @@ pub enum ClientTrouble {
         /// Server that sent the offer or grant.
         server: Ipv4Addr,
         /// Reason why the offer or grant cannot be used.
-        why: OfferFault,
+        why: &'static str,
     },
     /// A station answers ARP for all addresses, so the client cannot find out whether an address is
     /// free. The value is this station.
@@ -175,7 +175,7 @@ pub enum ClientEvent {
         /// Offered or granted address.
         address: Ipv4Addr,
         /// Reason why the offer or grant cannot be used.
-        why: OfferFault,
+        why: &'static str,
     },
     /// An address was granted. No other host answered its probe, or no probe was sent.
     Acquired {

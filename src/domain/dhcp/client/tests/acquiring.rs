@@ -277,7 +277,7 @@ pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
         Some(ClientTrouble::Unusable {
             address: ADDRESS,
             server: SERVER,
-            why: crate::dhcp::OfferFault::TooShort
+            why: "its lease time is shorter than 10 s"
         })
     );
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Selecting, None));

@@ -3,7 +3,6 @@
 use super::server::{Answer, DISCOVER, framed};
 use super::*;
 use crate::dhcp::ClientIdForm;
-use crate::dhcp::OfferFault;
 
 /// One client in each state in which a client reads answers, as (client, its last message, kind of
 /// the answer that it waits for).
@@ -179,29 +178,29 @@ pub fn large_messages_are_read_whole() {
 
 #[test]
 pub fn useless_offers_are_refused_by_name() {
-    let cases: [([u8; 4], u32, OfferFault); 15] = [
-        ([0, 0, 0, 0], 120, OfferFault::Unspecified),
-        ([0, 1, 2, 3], 120, OfferFault::Unspecified),
-        ([127, 0, 0, 1], 120, OfferFault::Loopback),
-        ([169, 254, 1, 1], 120, OfferFault::LinkLocal),
-        ([224, 0, 0, 5], 120, OfferFault::Multicast),
-        ([239, 255, 255, 250], 120, OfferFault::Multicast),
-        ([240, 0, 0, 1], 120, OfferFault::Reserved),
-        ([255, 255, 255, 255], 120, OfferFault::Broadcast),
-        ([10, 0, 0, 255], 120, OfferFault::Broadcast),
-        ([10, 0, 0, 0], 120, OfferFault::Network),
-        ([10, 0, 0, 254], 120, OfferFault::Gateway),
-        ([10, 0, 0, 1], 120, OfferFault::Server),
-        ([10, 0, 0, 20], 0, OfferFault::TooShort),
-        ([10, 0, 0, 20], 9, OfferFault::TooShort),
-        ([10, 0, 0, 20], 10, OfferFault::NoLeaseTime),
+    let cases: [([u8; 4], u32, &str); 15] = [
+        ([0, 0, 0, 0], 120, "it cannot be the address of a host"),
+        ([0, 1, 2, 3], 120, "it cannot be the address of a host"),
+        ([127, 0, 0, 1], 120, "it is a loopback address"),
+        ([169, 254, 1, 1], 120, "it is a link-local address"),
+        ([224, 0, 0, 5], 120, "it is a multicast address"),
+        ([239, 255, 255, 250], 120, "it is a multicast address"),
+        ([240, 0, 0, 1], 120, "it is in the reserved range 240.0.0.0/4"),
+        ([255, 255, 255, 255], 120, "it is a broadcast address"),
+        ([10, 0, 0, 255], 120, "it is a broadcast address"),
+        ([10, 0, 0, 0], 120, "it is the address of its network"),
+        ([10, 0, 0, 254], 120, "it is the gateway of its own subnet"),
+        ([10, 0, 0, 1], 120, "it is the server's own address"),
+        ([10, 0, 0, 20], 0, "its lease time is shorter than 10 s"),
+        ([10, 0, 0, 20], 9, "its lease time is shorter than 10 s"),
+        ([10, 0, 0, 20], 10, "the server offers it without a lease time"),
     ];
     for (address, seconds, why) in cases {
         let address = Ipv4Addr::from(address);
         let mut bed = Bed::new();
         let discover = bed.speaks();
         let mut offer = Answer::new(&discover, OFFER, address, SERVER, seconds);
-        if why == OfferFault::NoLeaseTime {
+        if why == "the server offers it without a lease time" {
             offer = offer.without(51);
         }
         assert_eq!(bed.hears(&offer.frame()), [], "{address}");
@@ -232,7 +231,7 @@ pub fn an_address_outside_the_allowed_subnets_is_refused() {
     for address in [[8, 8, 8, 8], [10, 53, 0, 10], [10, 0, 0, 32], [10, 0, 0, 15]] {
         let (discover, address) = (bed.speaks(), Ipv4Addr::from(address));
         assert_eq!(bed.hears(&answer(&discover, OFFER, address, SERVER, 120)), []);
-        let why = OfferFault::NotAllowed;
+        let why = "it is in none of the subnets that are allowed on this network";
         assert_eq!(
             bed.record().trouble,
             Some(ClientTrouble::Unusable { address, server: SERVER, why })
