@@ -27,7 +27,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::wire::ethernet::{self, FrameContent};
-use super::wire::message::{self, MessageFault};
+use super::wire::message;
 use super::{
     ClientAction, ClientEvent, ClientIdentity, ClientTrouble, FrameFilter, GrantedLease,
     IgnoreReason, LeaseRecord, LossCause, Mac,
@@ -244,8 +244,7 @@ impl DhcpClient {
             Some(FrameContent::Udp(datagram)) => {
                 match message::read(datagram.payload, &self.identity) {
                     Ok(reply) => self.receive_reply(&reply, datagram.source),
-                    Err(MessageFault::Malformed) => self.ignore(IgnoreReason::Malformed),
-                    Err(MessageFault::NotOurs) => self.ignore(IgnoreReason::NotOurs),
+                    Err(why) => self.ignore(why),
                 }
             }
         }

@@ -6,8 +6,8 @@
 
 use std::net::Ipv4Addr;
 
-use super::super::Mac;
 use super::super::identity::ClientIdentity;
+use super::super::{IgnoreReason, Mac};
 use super::header::octets;
 use super::options::{self, OptionReader, put};
 
@@ -195,39 +195,30 @@ pub fn client_xid(message: &[u8]) -> Option<u32> {
     (message.first() == Some(&REQUEST)).then(|| u32::from_be_bytes(xid))
 }
 
-/// Reason why [`read`] refused a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MessageFault {
-    /// The message violates the protocol.
-    Malformed,
-    /// The message is for another hardware address or client identifier.
-    NotOurs,
-}
-
-/// Reads a server's message to the client with this identity. `Err`: the message is not valid, or
-/// is for another client.
-pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, MessageFault> {
+/// Reads a server's message to the client with this identity. `Err`: the message violates the
+/// protocol, or is for another hardware address or client identifier.
+pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, IgnoreReason> {
     if message.first() != Some(&REPLY) {
-        return Err(MessageFault::Malformed);
+        return Err(IgnoreReason::Malformed);
     }
     match holder(message) {
-        None => return Err(MessageFault::Malformed),
-        Some(mac) if mac != identity.mac => return Err(MessageFault::NotOurs),
+        None => return Err(IgnoreReason::Malformed),
+        Some(mac) if mac != identity.mac => return Err(IgnoreReason::NotOurs),
         Some(_) => {}
     }
     let area = |from: usize, to: usize| message.get(from..to).unwrap_or_default();
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options =
-        OptionReader::new(field, area(108, 236), area(44, 108)).ok_or(MessageFault::Malformed)?;
+        OptionReader::new(field, area(108, 236), area(44, 108)).ok_or(IgnoreReason::Malformed)?;
     // A server may leave out the client identifier (RFC 6842). If the server sends one, this must
     // be the client's own identifier. If the client has sent none, the server may send an
     // identifier of its own.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);
     if meant.is_some_and(|id| other(&id)) {
-        return Err(MessageFault::NotOurs);
+        return Err(IgnoreReason::NotOurs);
     }
-    reply(message, &options).ok_or(MessageFault::Malformed)
+    reply(message, &options).ok_or(IgnoreReason::Malformed)
 }
 
 fn reply(message: &[u8], options: &OptionReader<'_>) -> Option<ServerReply> {
