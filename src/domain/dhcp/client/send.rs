@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::wire::arp;
 use super::super::wire::ethernet::{self, FrameAddresses};
-use super::super::wire::message::{ClientMessage, MessageKind};
+use super::super::wire::message::{self, MessageKind};
 use super::super::{ClientAction, ClientEvent, GrantedLease};
 use super::DhcpClient;
 
@@ -61,8 +61,8 @@ impl DhcpClient {
         let may_be_live = self.held.is_some() || self.former.is_some();
         let broadcast = self.options.broadcast || may_be_live;
         self.spoken = xid;
-        let query = ClientMessage { kind, identity: &self.identity, xid, secs, broadcast };
-        self.out.push(ClientAction::Send(ethernet::to_server(way, &query.write())));
+        let query = message::write(kind, &self.identity, xid, secs, broadcast);
+        self.out.push(ClientAction::Send(ethernet::to_server(way, &query)));
     }
 
     pub(super) fn send_to_all(&mut self, kind: MessageKind, exchange: &MessageExchange) {

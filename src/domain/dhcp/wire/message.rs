@@ -60,85 +60,66 @@ pub enum MessageKind {
 }
 
 impl MessageKind {
-    const fn message_type(self) -> u8 {
-        match self {
-            Self::Discover(_) => 1,
-            Self::Select(..) | Self::Confirm(_) => 3,
-            Self::Decline(..) => 4,
-            Self::Release(..) => 7,
-        }
-    }
-
-    /// Addresses in a message: (option 50, option 54, field `ciaddr`). `None`: the message does not
-    /// have this option.
-    const fn addresses(self) -> (Option<Ipv4Addr>, Option<Ipv4Addr>, Ipv4Addr) {
+    /// Type of the message, and the addresses in it: (type, option 50, option 54, field `ciaddr`).
+    /// `None`: the message does not have this option.
+    const fn fields(self) -> (u8, Option<Ipv4Addr>, Option<Ipv4Addr>, Ipv4Addr) {
         let none = Ipv4Addr::UNSPECIFIED;
         match self {
-            Self::Discover(wish) => (wish, None, none),
-            Self::Confirm(address) => (Some(address), None, none),
-            Self::Select(address, server) | Self::Decline(address, server) => {
-                (Some(address), Some(server), none)
-            }
-            Self::Release(address, server) => (None, Some(server), address),
+            Self::Discover(wish) => (1, wish, None, none),
+            Self::Select(address, server) => (3, Some(address), Some(server), none),
+            Self::Confirm(address) => (3, Some(address), None, none),
+            Self::Decline(address, server) => (4, Some(address), Some(server), none),
+            Self::Release(address, server) => (7, None, Some(server), address),
         }
     }
 }
 
-/// Message that a client will send.
-#[derive(Clone, Copy, Debug)]
-pub struct ClientMessage<'a> {
-    /// Kind of the message, with the addresses in it.
-    pub kind: MessageKind,
-    /// Identity of the client that sends the message.
-    pub identity: &'a ClientIdentity,
-    /// Transaction ID. A server's answer repeats this ID.
-    pub xid: u32,
-    /// Seconds since the client began to search for an address, or to extend its lease.
-    pub secs: u16,
-    /// Whether servers are asked to broadcast their answers.
-    pub broadcast: bool,
-}
-
-impl ClientMessage<'_> {
-    /// Octets of the message, at least [`SHORTEST`] of them.
-    pub fn write(&self) -> Vec<u8> {
-        let asks = !matches!(self.kind, MessageKind::Decline(..) | MessageKind::Release(..));
-        let (wish, server, ciaddr) = self.kind.addresses();
-        let mut message = vec![0; OPTIONS];
-        message[0] = REQUEST;
-        message[1..3].copy_from_slice(&ETHERNET);
-        message[4..8].copy_from_slice(&self.xid.to_be_bytes());
-        if asks {
-            let flags = if self.broadcast { BROADCAST_FLAG } else { 0 };
-            message[8..10].copy_from_slice(&self.secs.to_be_bytes());
-            message[10..12].copy_from_slice(&flags.to_be_bytes());
-        }
-        message[12..16].copy_from_slice(&ciaddr.octets());
-        message[28..34].copy_from_slice(&self.identity.mac.0);
-        message[OPTIONS - 4..].copy_from_slice(&COOKIE);
-
-        put(&mut message, options::MESSAGE_TYPE, &[self.kind.message_type()]);
-        if let Some(id) = &self.identity.client_id {
-            put(&mut message, options::CLIENT_ID, id.octets());
-        }
-        if let Some(wish) = wish {
-            put(&mut message, options::REQUESTED_ADDRESS, &wish.octets());
-        }
-        if let Some(server) = server {
-            put(&mut message, options::SERVER_ID, &server.octets());
-        }
-        if asks {
-            put(&mut message, options::LARGEST_MESSAGE, &LARGEST.to_be_bytes());
-            put(&mut message, options::VENDOR_CLASS, VENDOR);
-            if !self.identity.hostname.is_empty() {
-                put(&mut message, options::HOST_NAME, self.identity.hostname.as_bytes());
-            }
-            put(&mut message, options::PARAMETERS, &PARAMETERS);
-        }
-        message.push(options::END);
-        message.resize(message.len().max(SHORTEST), 0);
-        message
+/// Octets of a client's message, at least [`SHORTEST`] of them. `xid`: transaction ID, which a
+/// server's answer repeats. `secs`: seconds since the client began to search for an address, or to
+/// extend its lease. `broadcast`: whether servers are asked to broadcast their answers.
+pub fn write(
+    kind: MessageKind,
+    identity: &ClientIdentity,
+    xid: u32,
+    secs: u16,
+    broadcast: bool,
+) -> Vec<u8> {
+    let asks = !matches!(kind, MessageKind::Decline(..) | MessageKind::Release(..));
+    let (message_type, wish, server, ciaddr) = kind.fields();
+    let mut message = vec![0; OPTIONS];
+    message[0] = REQUEST;
+    message[1..3].copy_from_slice(&ETHERNET);
+    message[4..8].copy_from_slice(&xid.to_be_bytes());
+    if asks {
+        let flags = if broadcast { BROADCAST_FLAG } else { 0 };
+        message[8..10].copy_from_slice(&secs.to_be_bytes());
+        message[10..12].copy_from_slice(&flags.to_be_bytes());
     }
+    message[12..16].copy_from_slice(&ciaddr.octets());
+    message[28..34].copy_from_slice(&identity.mac.0);
+    message[OPTIONS - 4..].copy_from_slice(&COOKIE);
+
+    put(&mut message, options::MESSAGE_TYPE, &[message_type]);
+    if let Some(id) = &identity.client_id {
+        put(&mut message, options::CLIENT_ID, id.octets());
+    }
+    if let Some(wish) = wish {
+        put(&mut message, options::REQUESTED_ADDRESS, &wish.octets());
+    }
+    if let Some(server) = server {
+        put(&mut message, options::SERVER_ID, &server.octets());
+    }
+    if asks {
+        put(&mut message, options::LARGEST_MESSAGE, &LARGEST.to_be_bytes());
+        put(&mut message, options::VENDOR_CLASS, VENDOR);
+        if !identity.hostname.is_empty() {
+            put(&mut message, options::HOST_NAME, identity.hostname.as_bytes());
+        }
+        put(&mut message, options::PARAMETERS, &PARAMETERS);
+    }
+    message.push(options::END);
+    message.resize(message.len().max(SHORTEST), 0);
+    message
 }
 
 /// Kind of a server's message.

@@ -1,7 +1,7 @@
 //! Tests of the filter. The tests interpret the operations that the filter uses.
 
 use super::super::ethernet::{self, FrameAddresses};
-use super::super::message::{ClientMessage, MessageKind};
+use super::super::message::{self, MessageKind};
 use super::*;
 use crate::dhcp::identity::ClientIdentity;
 use std::net::Ipv4Addr;
@@ -56,14 +56,7 @@ fn mac(name: &str) -> ClientIdentity {
 /// client.
 fn frames(name: &str) -> (Vec<u8>, Vec<u8>) {
     let identity = mac(name);
-    let query = ClientMessage {
-        kind: MessageKind::Discover(None),
-        identity: &identity,
-        xid: 1,
-        secs: 0,
-        broadcast: false,
-    };
-    let mut message = query.write();
+    let mut message = message::write(MessageKind::Discover(None), &identity, 1, 0, false);
     let asked = ethernet::to_server(FrameAddresses::to_all(identity.mac), &message);
     message[0] = 2;
     let mut answer = ethernet::to_server(FrameAddresses::to_all(identity.mac), &message);
