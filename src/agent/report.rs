@@ -2,7 +2,7 @@
 
 use super::DhcpAgent;
 use super::managed_lease::ManagedLease;
-use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord, LossCause};
+use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord};
 use crate::domain::dhcp_lease::status::reason;
 
 /// Reports an event of a lease. Depending on its kind, the event is counted in the metrics, logged,
@@ -40,12 +40,14 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
             let note = format!("DHCP server {to} extended the lease, instead of {from}");
             normal("ServerChanged", note);
         }
-        ClientEvent::Lost { address, how } => {
-            let why = match how {
-                LossCause::Expired => "the lease has expired",
-                LossCause::Nak => "the DHCP server refused the address",
-                LossCause::Taken => "the lease has expired, and another host has the address",
-                LossCause::Changed => "the DHCP server granted another address",
+        ClientEvent::Lost { address, why } => {
+            let why = match why {
+                ClientTrouble::Refused => "the DHCP server refused the address",
+                ClientTrouble::Taken(_) => {
+                    "the lease has expired, and another host has the address"
+                }
+                ClientTrouble::Changed => "the DHCP server granted another address",
+                _ => "the lease has expired",
             };
             warning("AddressLost", format!("{address} is lost: {why}"));
         }

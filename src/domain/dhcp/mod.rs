@@ -20,9 +20,7 @@ mod mac;
 pub mod wire;
 
 pub use client::jitter::{RELEASES, phase, start_within};
-pub use client::output::{
-    ClientAction, ClientEvent, ClientTrouble, IgnoreReason, LeaseRecord, LossCause,
-};
+pub use client::output::{ClientAction, ClientEvent, ClientTrouble, IgnoreReason, LeaseRecord};
 pub use client::{AnnouncedAddress, ClientOptions, DhcpClient, ProbeTiming, RecordedLease};
 pub use disputes::AddressDisputes;
 pub use granted_lease::GrantedLease;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::super::wire::ethernet::FrameAddresses;
 use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
-use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, LossCause, Mac};
+use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, Mac};
 use super::{ClientPhase, DhcpClient};
 
 /// Maximum number of REQUESTs that are sent only to the server that granted the lease. Later
@@ -154,7 +154,7 @@ impl DhcpClient {
             self.event(ClientEvent::Nak { server: reply.server, heeded });
             if heeded {
                 let pause = self.pause_after_refusal();
-                self.lose(LossCause::Nak, ClientTrouble::Refused, pause);
+                self.lose(ClientTrouble::Refused, pause);
             }
             return;
         }
@@ -184,7 +184,7 @@ impl DhcpClient {
             return self.ignore(IgnoreReason::Unasked);
         }
         if lease.address != former.address {
-            self.lose(LossCause::Changed, ClientTrouble::Changed, Duration::ZERO);
+            self.lose(ClientTrouble::Changed, Duration::ZERO);
             return self.granted(lease);
         }
         lease.obtained = former.obtained;
@@ -210,7 +210,7 @@ impl DhcpClient {
             return self.ignore(IgnoreReason::Unasked);
         }
         if self.kept && reply.server == lease.server && reply.address != lease.address {
-            return self.lose(LossCause::Changed, ClientTrouble::Changed, Duration::ZERO);
+            return self.lose(ClientTrouble::Changed, Duration::ZERO);
         }
         if reply.address != lease.address || self.check_offer(reply).is_err() {
             return self.ignore(IgnoreReason::Unasked);

@@ -8,7 +8,7 @@
 //! lease's own server offers another address. Invariant: the address is lost after two consecutive
 //! ARP questions that several hosts answer, if one of these hosts is not a known announcer.
 
-use super::super::{ClientTrouble, LossCause, Mac};
+use super::super::{ClientTrouble, Mac};
 use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
@@ -42,7 +42,7 @@ impl DhcpClient {
         match stranger {
             Some(station) if inquiry.tally >= MOST_DOUBLE => {
                 let pause = part(self.options.phase, self.options.start_within);
-                self.lose(LossCause::Taken, ClientTrouble::Taken(station), pause);
+                self.lose(ClientTrouble::Taken(station), pause);
             }
             _ => self.repeat_inquiry(inquiry),
         }

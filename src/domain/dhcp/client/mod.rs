@@ -30,7 +30,7 @@ use super::wire::ethernet::{self, FrameContent};
 use super::wire::message;
 use super::{
     ClientAction, ClientEvent, ClientIdentity, ClientTrouble, FrameFilter, GrantedLease,
-    IgnoreReason, LeaseRecord, LossCause, Mac,
+    IgnoreReason, LeaseRecord, Mac,
 };
 use acquire::{Requesting, Selecting};
 use address_inquiry::{AddressInquiry, FIRST_INQUIRY};
@@ -321,7 +321,7 @@ impl DhcpClient {
             self.keep_address();
         } else {
             let pause = part(self.options.phase, self.options.start_within);
-            self.lose(LossCause::Expired, ClientTrouble::Expired, pause);
+            self.lose(ClientTrouble::Expired, pause);
         }
     }
 
@@ -335,7 +335,7 @@ impl DhcpClient {
 
     /// Gives up the address, and records the loss. After `pause`, the client begins to ask for an
     /// address again.
-    fn lose(&mut self, how: LossCause, trouble: ClientTrouble, pause: Duration) {
+    fn lose(&mut self, why: ClientTrouble, pause: Duration) {
         let Some(lease) = self.held.take() else { return };
         (self.awaits, self.kept) = (None, false);
         self.began = self.now;
@@ -347,8 +347,8 @@ impl DhcpClient {
         });
         self.phase = ClientPhase::Waiting(self.now + pause);
         self.ask_after_loss();
-        self.record(Some(trouble));
-        self.event(ClientEvent::Lost { address: lease.address, how });
+        self.record(Some(why));
+        self.event(ClientEvent::Lost { address: lease.address, why });
     }
 
     /// Makes `lease` the held lease. `fresh`: true if no written record has this address yet.

@@ -145,19 +145,6 @@ impl fmt::Display for ClientTrouble {
     }
 }
 
-/// Cause of the loss of an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LossCause {
-    /// The lease has expired.
-    Expired,
-    /// A server refused the address.
-    Nak,
-    /// The address was kept after its lease had expired, and another host has it.
-    Taken,
-    /// A server granted or offered an address that the client does not hold.
-    Changed,
-}
-
 /// Event of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientEvent {
@@ -204,8 +191,8 @@ pub enum ClientEvent {
     Lost {
         /// Lost address.
         address: Ipv4Addr,
-        /// Cause of the loss.
-        how: LossCause,
+        /// Cause of the loss: `Expired`, `Refused`, `Taken` or `Changed`.
+        why: ClientTrouble,
     },
     /// A server refused the address that the client holds or requests.
     Nak {

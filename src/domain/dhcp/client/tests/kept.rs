@@ -100,11 +100,9 @@ pub fn another_host_at_a_kept_address_ends_it() {
     assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), Some(ClientTrouble::Kept)));
     answered(&mut bed, &[GUEST, OTHER_HOST]);
     answered(&mut bed, &[OTHER_HOST, GUEST]);
-    assert_eq!(
-        (bed.address(), bed.record().trouble),
-        (None, Some(ClientTrouble::Taken(OTHER_HOST)))
-    );
-    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Taken }));
+    let why = ClientTrouble::Taken(OTHER_HOST);
+    assert_eq!((bed.address(), bed.record().trouble), (None, Some(why)));
+    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, why }));
     // The client reports that the guest still announces the lost address.
     answered(&mut bed, &[GUEST]);
     assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));

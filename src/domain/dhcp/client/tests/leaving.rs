@@ -115,7 +115,7 @@ pub fn an_address_is_given_up_when_its_time_is_over() {
     assert_eq!(bed.address(), Some(ADDRESS));
     bed.until(secs(120));
     assert_eq!(bed.address(), None);
-    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Expired }));
+    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, why: ClientTrouble::Expired }));
     let record = bed.record();
     assert_eq!((record.state, record.lease.is_none()), (LeaseState::Lost, true));
     let discover = bed.speaks();

@@ -149,7 +149,7 @@ pub fn another_address_is_a_loss_then_a_fresh_one() {
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, ACK, SECOND, SERVER, 120));
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Probing, None));
-    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Changed }));
+    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, why: ClientTrouble::Changed }));
     assert_eq!(
         (bed.record().lease.is_none(), bed.record().trouble),
         (true, Some(ClientTrouble::Changed))
