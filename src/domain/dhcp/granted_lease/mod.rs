@@ -9,6 +9,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use ipnet::Ipv4Net;
+
 use super::Mac;
 use super::wire::message::ServerReply;
 
@@ -92,9 +94,8 @@ impl GrantedLease {
     /// Whether the lease's server is in the subnet of the leased address, so that no router is
     /// between the client and the server. `false` if the subnet is not known.
     pub(super) fn is_server_near(&self) -> bool {
-        let Some(prefix) = self.prefix else { return false };
-        let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
-        (self.address.to_bits() ^ self.server.to_bits()) & !host == 0
+        let subnet = self.prefix.and_then(|prefix| Ipv4Net::new(self.address, prefix).ok());
+        subnet.is_some_and(|subnet| subnet.contains(&self.server))
     }
 
     /// Minimum time between two REQUESTs for an extension of this lease. It is a twentieth of the

@@ -238,10 +238,7 @@ fn hosts(list: &[u8]) -> Vec<Ipv4Addr> {
 /// Length of the prefix that a mask states. `None`: the mask is zero, or a zero bit comes before a
 /// one bit.
 fn prefix(mask: [u8; 4]) -> Option<u8> {
-    let mask = u32::from_be_bytes(mask);
-    let length = mask.leading_ones();
-    let whole = mask.count_ones() == length;
-    if whole && length > 0 { u8::try_from(length).ok() } else { None }
+    ipnet::ipv4_mask_to_prefix(Ipv4Addr::from(mask)).ok().filter(|length| *length > 0)
 }
 
 /// Whether an address can belong to a single host. `false`: the address is in 0.0.0.0/8 or
