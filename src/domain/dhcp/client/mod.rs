@@ -168,10 +168,7 @@ impl DhcpClient {
     pub fn deadline(&self) -> Option<Duration> {
         let inquiry = self.inquiry.as_ref().map(|inquiry| inquiry.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
-        match &self.phase {
-            ClientPhase::Released(_) | ClientPhase::Parting(_) => self.next(),
-            _ => self.next().into_iter().chain(inquiry).chain(end).min(),
-        }
+        self.next().into_iter().chain(inquiry).chain(end).min()
     }
 
     /// Time of the next step of the phase. `None`: no step is planned.
@@ -193,15 +190,15 @@ impl DhcpClient {
     pub fn listening(&self) -> FrameFilter {
         match &self.phase {
             _ if !self.up => FrameFilter::Nothing,
-            ClientPhase::Released(_) => FrameFilter::Nothing,
-            ClientPhase::Parting(_) => FrameFilter::DhcpAndArp,
+            ClientPhase::Probing(_) | ClientPhase::Parting(_) => FrameFilter::DhcpAndArp,
             _ if self.inquiry.as_ref().is_some_and(|open| open.waits) => FrameFilter::DhcpAndArp,
-            ClientPhase::Waiting(_) | ClientPhase::Bound => FrameFilter::Nothing,
+            ClientPhase::Waiting(_) | ClientPhase::Bound | ClientPhase::Released(_) => {
+                FrameFilter::Nothing
+            }
             ClientPhase::Confirming(confirming) if !confirming.has_asked() => FrameFilter::Nothing,
             ClientPhase::Selecting(_) | ClientPhase::Requesting(_) | ClientPhase::Confirming(_) => {
                 FrameFilter::Dhcp
             }
-            ClientPhase::Probing(_) => FrameFilter::DhcpAndArp,
         }
     }
 
@@ -257,7 +254,7 @@ impl DhcpClient {
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
         let inquiry = self.inquiry.as_ref().map(|inquiry| inquiry.next).filter(|_| self.up);
         let (asks, goes_on) = (is_due(inquiry), is_due(self.next()));
-        if asks && !matches!(self.phase, ClientPhase::Released(_) | ClientPhase::Parting(_)) {
+        if asks {
             self.inquiry_due();
         }
         if goes_on {

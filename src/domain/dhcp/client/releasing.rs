@@ -29,7 +29,7 @@ impl DhcpClient {
             (ClientPhase::Probing(probing), _) => (Some(probing.lease.clone()), None),
             (_, held) => (None, held),
         };
-        self.awaits = None;
+        (self.awaits, self.inquiry) = (None, None);
         match (granted.filter(|_| self.up), held.filter(|_| self.up)) {
             (Some(lease), _) => self.give_back(lease),
             (_, Some(lease)) => self.part_with(lease),
