@@ -1,20 +1,19 @@
 //! State of one lease in the agent: its record, its client, its link.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use chrono::Utc;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Resource as _, ResourceExt as _};
 
-use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus, LeaseState};
+use crate::api::{DHCPLease, DHCPLeaseStatus, LeaseState};
 use crate::domain::dhcp::{
     ClientId, ClientIdentity, ClientOptions, DhcpClient, FrameFilter, LeaseRecord,
 };
 use crate::domain::dhcp_lease::status::{Moment, former, held};
-use crate::domain::object_fields::finalizers::without_finalizers;
 use crate::domain::object_fields::resource_version::is_newer;
 use crate::k8s::clock;
+use crate::k8s::informer::key;
 
 /// State of the link of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,22 +31,14 @@ pub(super) enum LinkState {
 /// State of one lease in the agent.
 #[allow(clippy::struct_excessive_bools, reason = "each can be so or not at any time")]
 pub(super) struct ManagedLease {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    pub(super) uid: String,
-    /// resourceVersion of the record, as last read or written.
-    pub(super) version: String,
-    finalizers: Vec<String>,
+    /// Record of the lease. Its metadata is as last read or written, its spec as first read. It has
+    /// no status.
+    pub(super) record: DHCPLease,
     /// Whether the record is being deleted or is gone. Then the address must be released.
     pub(super) leaving: bool,
     /// Whether the record was deleted, or replaced by another record of the same name.
     pub(super) gone: bool,
     pub(super) identity: ClientIdentity,
-    /// Address in `spec.requestedAddress`. The client requests this address if it has no former
-    /// address.
-    wish: Option<Ipv4Addr>,
-    /// Whether the client always asks servers to broadcast their answers.
-    broadcast: bool,
     /// DHCP client. The agent creates the client when the link is made for the first time, or when
     /// a stored address is to be released. `None`: neither has happened yet.
     pub(super) client: Option<DhcpClient>,
@@ -100,7 +91,7 @@ impl ManagedLease {
 
     /// Parses a record. `Err`: the hardware address or the client identifier in the spec is not
     /// valid. The text is the parser's error.
-    pub(super) fn read(record: DHCPLease) -> Result<Self, String> {
+    pub(super) fn read(mut record: DHCPLease) -> Result<Self, String> {
         let spec = &record.spec;
         let identity = ClientIdentity {
             mac: spec.mac_address.parse()?,
@@ -110,23 +101,16 @@ impl ManagedLease {
                 .transpose()?,
             hostname: spec.hostname.clone(),
         };
-        let wish = spec.requested_address.as_deref().and_then(|address| address.parse().ok());
-        let broadcast = spec.broadcast;
+        let stored = record.status.take().unwrap_or_default();
         Ok(Self {
-            namespace: record.namespace().unwrap_or_default(),
-            name: record.name_any(),
-            uid: record.uid().unwrap_or_default(),
-            version: record.resource_version().unwrap_or_default(),
-            finalizers: record.finalizers().to_vec(),
             leaving: record.metadata.deletion_timestamp.is_some(),
             gone: false,
+            record,
             identity,
-            wish,
-            broadcast,
             client: None,
             link: LinkState::Making,
             failures: 0,
-            stored: record.status.unwrap_or_default(),
+            stored,
             pending: None,
             writing: false,
             rewrite: None,
@@ -146,12 +130,11 @@ impl ManagedLease {
     /// fails with a conflict, and the record is read again. The comparison saves this conflict if
     /// the event of a write arrives after the answer to the next write.
     pub(super) fn update(&mut self, record: &DHCPLease) {
-        let version = record.resource_version().unwrap_or_default();
-        if !is_newer(&version, &self.version) {
+        let version = |of: &DHCPLease| of.resource_version().unwrap_or_default();
+        if !is_newer(&version(record), &version(&self.record)) {
             return;
         }
-        self.version = version;
-        self.finalizers = record.finalizers().to_vec();
+        self.record.metadata = record.metadata.clone();
         self.leaving |= record.metadata.deletion_timestamp.is_some();
         if !self.writing {
             self.stored = record.status.clone().unwrap_or_default();
@@ -166,8 +149,9 @@ impl ManagedLease {
         seed: u64,
         at: Moment,
     ) -> &mut DhcpClient {
-        options.wish = self.wish;
-        options.broadcast |= self.broadcast;
+        let spec = &self.record.spec;
+        options.wish = spec.requested_address.as_deref().and_then(|wish| wish.parse().ok());
+        options.broadcast |= spec.broadcast;
         let identity = self.identity.clone();
         let client = if let Some(held) = held(&self.stored, at.wall) {
             DhcpClient::resume(identity, options, held, seed, at.now)
@@ -186,27 +170,14 @@ impl ManagedLease {
         self.stored.address.is_some()
     }
 
-    /// Finalizers of the record without the agent's finalizer. `None`: the record does not have the
-    /// agent's finalizer.
-    pub(super) fn other_finalizers(&self) -> Option<Vec<String>> {
-        without_finalizers(&self.finalizers, &[DHCP_FINALIZER])
-    }
-
     /// Namespace and name of the record, as `namespace/name`, for messages.
     pub(super) fn title(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
+        key(&self.record.metadata)
     }
 
     /// Reference to the record, for Events.
     pub(super) fn reference(&self) -> ObjectReference {
-        ObjectReference {
-            api_version: Some(DHCPLease::api_version(&()).into_owned()),
-            kind: Some(DHCPLease::kind(&()).into_owned()),
-            namespace: Some(self.namespace.clone()),
-            name: Some(self.name.clone()),
-            uid: Some(self.uid.clone()),
-            ..ObjectReference::default()
-        }
+        self.record.object_ref(&())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::hash::BuildHasher as _;
 use std::time::Duration;
 
-use kube::{Resource as _, ResourceExt as _};
+use kube::Resource as _;
 
 use super::super::link_worker::LinkJob;
 use super::super::managed_lease::{LinkState, ManagedLease, PendingWrite, moment};
@@ -57,10 +57,9 @@ impl AgentTerm<'_> {
 
     fn apply_record(&mut self, record: Box<DHCPLease>) {
         let key = key(record.meta());
-        let uid = record.uid().unwrap_or_default();
         if let Some(mac) = self.names.get(&key).copied() {
             let Some(lease) = self.leases.get_mut(&mac) else { return };
-            if lease.uid == uid {
+            if lease.record.metadata.uid == record.metadata.uid {
                 lease.update(&record);
                 if lease.leaving {
                     self.release_lease(mac);

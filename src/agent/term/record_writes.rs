@@ -6,11 +6,14 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::super::managed_lease::{PendingWrite, moment};
 use super::AgentTerm;
-use crate::api::{DHCPLease, DHCPLeaseStatus};
+use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::Mac;
 use crate::domain::dhcp_lease::status::{link_failed, report, status_patch};
+use crate::domain::object_fields::finalizers::removal_patch;
 use crate::k8s::{CallError, clock};
 
 /// Maximum number of writes at the same time, for all leases together. An API server does not
@@ -22,25 +25,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Outcome of a write of a record.
 pub(super) struct WriteOutcome {
     mac: Mac,
-    uid: String,
+    uid: Option<String>,
     what: PendingWrite,
-    /// New resourceVersion of the record. `Ok(None)`: the write removed the finalizer, and the
-    /// record may be gone. `Err`: the write failed.
-    outcome: Result<Option<String>, CallError>,
+    /// New resourceVersion of the record. `Err`: the write failed.
+    outcome: Result<String, CallError>,
     status: DHCPLeaseStatus,
-    /// Record as read after the write failed with 409 or 404.
-    fresh: RereadRecord,
-}
-
-/// Record that was read after a write failed with 409 or 404. A 404 means that the record does not
-/// exist, or that its CRD has no status subresource.
-enum RereadRecord {
-    /// The write did not fail with 409 or 404, or the record could not be read.
-    Unread,
-    /// The record does not exist.
-    Gone,
-    /// The record as it was read.
-    Is(Box<DHCPLease>),
+    /// Record as read after the write failed with 409 or 404. A 404 means that the record does not
+    /// exist, or that its CRD has no status subresource. After another outcome the record is not
+    /// read.
+    fresh: Result<Option<DHCPLease>, CallError>,
 }
 
 impl AgentTerm<'_> {
@@ -66,30 +59,30 @@ impl AgentTerm<'_> {
         };
         lease.writing = true;
         let (writer, records) = (self.agent.writer.clone(), self.agent.records.clone());
-        let (namespace, name) = (lease.namespace.clone(), lease.name.clone());
-        let (uid, version) = (lease.uid.clone(), lease.version.clone());
-        let patch = status_patch(&status, &lease.stored);
-        let finalizers = lease.other_finalizers();
+        let meta = &lease.record.metadata;
+        let uid = meta.uid.clone();
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        let (patch, subresource) = if matches!(what, PendingWrite::Finish) {
+            (removal_patch(meta, &[DHCP_FINALIZER]), None)
+        } else {
+            let status = status_patch(&status, &lease.stored);
+            let version = json!({"resourceVersion": meta.resource_version});
+            (Some(json!({"metadata": version, "status": status})), Some("status"))
+        };
         self.writes.spawn(async move {
-            let outcome = match (&what, finalizers) {
-                (PendingWrite::Finish, None) => Ok(None),
-                (PendingWrite::Finish, Some(rest)) => {
-                    let done = writer.finish_record(&namespace, &name, &version, &rest);
-                    done.await.map(|()| None)
+            let outcome = match &patch {
+                Some(patch) => {
+                    writer.patch_record_of_agent(&namespace, &name, patch, subresource).await
                 }
-                _ => {
-                    writer.patch_record_status(&namespace, &name, &version, &patch).await.map(Some)
-                }
+                // The record does not have the finalizer.
+                None => Ok(String::new()),
             };
             let fresh = match &outcome {
                 Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                    match records.read(&namespace, &name).await {
-                        Ok(Some(record)) => RereadRecord::Is(Box::new(record)),
-                        Ok(None) => RereadRecord::Gone,
-                        Err(_) => RereadRecord::Unread,
-                    }
+                    records.read(&namespace, &name).await
                 }
-                _ => RereadRecord::Unread,
+                _ => Ok(None),
             };
             WriteOutcome { mac, uid, what, outcome, status, fresh }
         });
@@ -100,14 +93,15 @@ impl AgentTerm<'_> {
     /// gone. If the lease is ending, takes the next step to end the lease.
     pub(super) fn written(&mut self, written: WriteOutcome) {
         let WriteOutcome { mac, uid, what, outcome, status, fresh } = written;
-        let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.uid == uid) else {
+        let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.record.metadata.uid == uid)
+        else {
             return;
         };
         lease.writing = false;
         match outcome {
-            Ok(None) => return self.forget(mac),
-            Ok(Some(version)) => {
-                lease.version = version;
+            Ok(_) if matches!(what, PendingWrite::Finish) => return self.forget(mac),
+            Ok(version) => {
+                lease.record.metadata.resource_version = Some(version);
                 lease.stored = status;
                 self.stale = true;
                 let PendingWrite::Record(record) = what else { return self.again(mac) };
@@ -115,7 +109,7 @@ impl AgentTerm<'_> {
                 return self.again(mac);
             }
             Err(error @ (CallError::Conflict(_) | CallError::NotFound(_))) => match fresh {
-                RereadRecord::Is(record) if record.metadata.uid.as_deref() == Some(&uid) => {
+                Ok(Some(record)) if record.metadata.uid == uid => {
                     let title = lease.title();
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
@@ -130,8 +124,8 @@ impl AgentTerm<'_> {
                         "cannot write the status: the CRD of DHCPLeases has no status subresource";
                     tracing::warn!(record = title, "{why}");
                 }
-                RereadRecord::Is(_) | RereadRecord::Gone => return self.end_without_record(mac),
-                RereadRecord::Unread => {}
+                Ok(_) => return self.end_without_record(mac),
+                Err(_) => {}
             },
             Err(CallError::NotLeader) => {}
             Err(error) => {

@@ -1,4 +1,5 @@
-//! Guarded writes of DHCPLeases (records): metadata and spec. The agents write the status.
+//! Guarded writes of DHCPLeases (records). The controller writes metadata and spec. The agents
+//! write the status, and remove their finalizer.
 
 use kube::{Api, ResourceExt};
 use serde_json::Value;
@@ -25,6 +26,19 @@ impl ApiWriter {
     ) -> Result<DHCPLease, CallError> {
         let api = self.records(record)?;
         self.count::<DHCPLease, _>(api.call_patch(&record.name_any(), patch).await)
+    }
+
+    /// Applies the merge patch `patch` of an agent to the status of a record, or to its metadata if
+    /// `subresource` is `None`. Returns the record's new resourceVersion.
+    pub async fn patch_record_of_agent(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+        subresource: Option<&str>,
+    ) -> Result<String, CallError> {
+        let meta = self.patch::<DHCPLease>(Some(namespace), name, patch, subresource).await?;
+        Ok(meta.resource_version.unwrap_or_default())
     }
 
     /// Deletes a record. Fails with a conflict if the stored UID or resourceVersion differs from

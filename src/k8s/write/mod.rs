@@ -6,7 +6,6 @@
 //! object has changed since. Fields that this version of the operator does not know stay as they
 //! are.
 
-mod agent_records;
 mod credentials;
 mod dhcp_agents;
 mod dhcp_leases;
