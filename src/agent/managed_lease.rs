@@ -38,6 +38,9 @@ pub(super) struct ManagedLease {
     pub(super) leaving: bool,
     /// Whether the record was deleted, or replaced by another record of the same name.
     pub(super) gone: bool,
+    /// Record that replaced the lease's record. The agent serves it after this lease has ended.
+    /// `None`: there is none.
+    pub(super) successor: Option<Box<DHCPLease>>,
     pub(super) identity: ClientIdentity,
     /// DHCP client. The agent creates the client when the link is made for the first time, or when
     /// a stored address is to be released. `None`: neither has happened yet.
@@ -105,6 +108,7 @@ impl ManagedLease {
         Ok(Self {
             leaving: record.metadata.deletion_timestamp.is_some(),
             gone: false,
+            successor: None,
             record,
             identity,
             client: None,

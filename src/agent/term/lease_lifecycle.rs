@@ -65,7 +65,7 @@ impl AgentTerm<'_> {
                     self.release_lease(mac);
                 }
             } else {
-                self.successors.insert(mac, record);
+                lease.successor = Some(record);
                 self.end_without_record(mac);
             }
             return;
@@ -255,7 +255,7 @@ impl AgentTerm<'_> {
         let Some(lease) = self.leases.remove(&mac) else { return };
         self.names.remove(&lease.title());
         self.stale = true;
-        if let Some(next) = self.successors.remove(&mac) {
+        if let Some(next) = lease.successor {
             self.apply_record(next);
         }
     }

@@ -27,7 +27,6 @@ use super::link_worker::{JobOutcome, LinkJob, LinkWorker};
 use super::managed_lease::{LinkState, ManagedLease, PendingWrite};
 use super::netlink::{KernelLink, KernelLinks, LinkChange, LinkChanges, name};
 use super::packet_socket::PacketSocket;
-use crate::api::DHCPLease;
 use crate::domain::dhcp::{AddressDisputes, Mac, RELEASES, owner_of};
 use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::agent_records::RecordEvent;
@@ -48,9 +47,6 @@ pub(super) struct AgentTerm<'a> {
     leases: HashMap<Mac, ManagedLease>,
     /// Hardware address of each lease. The key is `namespace/name` of the lease's record.
     names: HashMap<String, Mac>,
-    /// Records that replaced a record of the same name. The key is the hardware address of the
-    /// earlier record's lease, which has not ended yet.
-    successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
     /// Whether the first list of DHCPLeases is complete.
     complete: bool,
@@ -106,7 +102,6 @@ impl<'a> AgentTerm<'a> {
             agent,
             leases: HashMap::new(),
             names: HashMap::new(),
-            successors: HashMap::new(),
             timers: BTreeSet::new(),
             complete: false,
             records,
