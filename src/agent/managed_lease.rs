@@ -7,9 +7,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Resource as _, ResourceExt as _};
 
 use crate::api::{DHCPLease, DHCPLeaseStatus, LeaseState};
-use crate::domain::dhcp::{
-    ClientId, ClientIdentity, ClientOptions, DhcpClient, FrameFilter, LeaseRecord,
-};
+use crate::domain::dhcp::{ClientId, ClientIdentity, ClientOptions, DhcpClient, LeaseRecord};
 use crate::domain::dhcp_lease::status::{Moment, former, held};
 use crate::domain::object_fields::resource_version::is_newer;
 use crate::k8s::clock;
@@ -69,7 +67,6 @@ pub(super) struct ManagedLease {
     /// State of the client under which the metrics count the lease. `None`: the metrics do not
     /// count the lease.
     pub(super) counted: Option<LeaseState>,
-    pub(super) listening: FrameFilter,
 }
 
 /// Write of a record that has not started yet.
@@ -123,7 +120,6 @@ impl ManagedLease {
             deadline: None,
             done: false,
             counted: None,
-            listening: FrameFilter::Nothing,
         })
     }
 

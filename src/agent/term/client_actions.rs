@@ -117,15 +117,11 @@ impl AgentTerm<'_> {
             lease.counted = counted;
         }
         let listening = client.map_or(FrameFilter::Nothing, DhcpClient::listening);
-        if listening != lease.listening {
-            let before = std::mem::replace(&mut lease.listening, listening);
-            self.asking -= usize::from(before != FrameFilter::Nothing);
-            self.asking += usize::from(listening != FrameFilter::Nothing);
-            if listening == FrameFilter::DhcpAndArp {
-                self.probing.insert(mac);
-            } else {
-                self.probing.remove(&mac);
-            }
+        let before = match listening {
+            FrameFilter::Nothing => self.listening.remove(&mac),
+            _ => self.listening.insert(mac, listening),
+        };
+        if before.unwrap_or(FrameFilter::Nothing) != listening {
             self.adjust_filter(false);
         }
     }
@@ -134,11 +130,7 @@ impl AgentTerm<'_> {
     /// frames takes effect at once. `less`: whether a change to fewer frames also takes effect at
     /// once. `false`: such a change takes effect after [`EASE`].
     pub(super) fn adjust_filter(&mut self, less: bool) {
-        let needed = match (self.asking, self.probing.is_empty()) {
-            (_, false) => FrameFilter::DhcpAndArp,
-            (0, true) => FrameFilter::Nothing,
-            (_, true) => FrameFilter::Dhcp,
-        };
+        let needed = self.listening.values().max().copied().unwrap_or(FrameFilter::Nothing);
         if needed >= self.socket.accepted() || less {
             if let Err(error) = self.socket.set_filter(needed) {
                 tracing::warn!(%error, interface = self.agent.settings.interface, "cannot open the packet socket");

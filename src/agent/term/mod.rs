@@ -9,9 +9,8 @@ mod client_actions;
 mod lease_lifecycle;
 mod record_writes;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::RandomState;
-use std::ops::Bound;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -27,7 +26,7 @@ use super::link_worker::{JobOutcome, LinkJob, LinkWorker};
 use super::managed_lease::{LinkState, ManagedLease, PendingWrite};
 use super::netlink::{KernelLink, KernelLinks, LinkChange, LinkChanges, name};
 use super::packet_socket::PacketSocket;
-use crate::domain::dhcp::{AddressDisputes, Mac, RELEASES, owner_of};
+use crate::domain::dhcp::{AddressDisputes, FrameFilter, Mac, RELEASES, owner_of};
 use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::clock;
@@ -52,10 +51,8 @@ pub(super) struct AgentTerm<'a> {
     complete: bool,
     records: UnboundedReceiver<RecordEvent>,
     socket: PacketSocket,
-    /// Leases whose clients wait for ARP frames.
-    probing: BTreeSet<Mac>,
-    /// Number of clients that wait for DHCP or ARP frames.
-    asking: usize,
+    /// Leases whose clients wait for frames, and these frames.
+    listening: BTreeMap<Mac, FrameFilter>,
     /// Time at which the socket is closed, accepts fewer frames, or is opened again after a
     /// failure. `None`: no such change is planned.
     ease: Option<Duration>,
@@ -106,8 +103,7 @@ impl<'a> AgentTerm<'a> {
             complete: false,
             records,
             socket: PacketSocket::new(&settings.interface),
-            probing: BTreeSet::new(),
-            asking: 0,
+            listening: BTreeMap::new(),
             ease: None,
             changes,
             link_worker: LinkWorker::start(links),
@@ -206,10 +202,10 @@ impl<'a> AgentTerm<'a> {
                 }
                 continue;
             }
-            // A client may leave `probing` while it handles the frame.
-            let mut next = self.probing.first().copied();
-            while let Some(mac) = next {
-                next = self.probing.range((Bound::Excluded(mac), Bound::Unbounded)).next().copied();
+            let probing = |(mac, filter): (&Mac, &FrameFilter)| {
+                (*filter == FrameFilter::DhcpAndArp).then_some(*mac)
+            };
+            for mac in self.listening.iter().filter_map(probing).collect::<Vec<_>>() {
                 self.hand(mac, |client| client.receive(frame, now));
             }
         }
