@@ -13,7 +13,6 @@
 //! * An address is in the record before it may be used. The address is released only after the
 //!   deletion of the record was requested.
 
-mod health;
 mod link_worker;
 mod managed_lease;
 mod netlink;
@@ -27,22 +26,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use self::health::AgentHealth;
 use self::netlink::KernelLinks;
 pub use self::packet_socket::may_open;
 pub use self::privileges::drop_privileges;
 use self::term::AgentTerm;
 use crate::domain::dhcp::ClientOptions;
+use crate::http::health_endpoints::Process;
 use crate::k8s::agent_records::RecordClient;
 use crate::k8s::clock;
 use crate::k8s::events::EventRecorder;
 use crate::k8s::leadership::Leadership;
 use crate::k8s::write::ApiWriter;
-use crate::metrics::DhcpMetrics;
+use crate::metrics::{DhcpMetrics, Metrics};
 
-/// Configuration of one agent.
-#[derive(Clone, Debug)]
-pub struct AgentSettings {
+/// Agent of one network, with its options and dependencies.
+#[derive(Clone)]
+pub struct DhcpAgent {
     /// NetworkAttachmentDefinition of the network, as `namespace/name`.
     pub network: String,
     /// Name of the agent's interface on the network.
@@ -50,14 +49,7 @@ pub struct AgentSettings {
     /// Name of this agent, as it is written into records.
     pub me: String,
     /// Options that all clients have. The agent sets the options that differ between clients.
-    pub client: ClientOptions,
-}
-
-/// Agent of one network, with its dependencies.
-#[derive(Clone)]
-pub struct DhcpAgent {
-    /// Settings of the agent.
-    pub settings: AgentSettings,
+    pub options: ClientOptions,
     /// Reader of DHCPLeases.
     pub records: RecordClient,
     /// Writer of DHCPLeases. It writes only while this process holds the network's Lease.
@@ -66,49 +58,57 @@ pub struct DhcpAgent {
     pub leadership: Arc<Leadership>,
     /// Recorder of Events.
     pub events: EventRecorder,
+    /// Metrics of this process.
+    pub metrics: Metrics,
     /// Metrics of the DHCP leases.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of the DHCP leases that this agent holds, for the metrics.
-    pub expiry: Arc<ExpiryGauge>,
-}
-
-/// Earliest expiry of the DHCP leases that this agent holds. Each request for metrics computes the
-/// remaining time from this expiry.
-#[derive(Debug, Default)]
-pub struct ExpiryGauge {
-    /// Earliest expiry of a lease, in milliseconds on the agent's clock. 0: no lease expires.
-    first_expiry: AtomicU64,
-}
-
-impl ExpiryGauge {
-    /// Sets two metrics: the time until the first lease expires, and the leadership. `speaks`:
-    /// whether this process holds the network's Lease.
-    pub fn show(&self, dhcp: &DhcpMetrics, speaks: bool) {
-        let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
-        let left = end.saturating_sub(clock::now()).as_secs();
-        dhcp.first_expiry.set(i64::try_from(left).unwrap_or(i64::MAX));
-        dhcp.speaks.set(i64::from(speaks));
-    }
-
-    fn set(&self, end: Option<Duration>) {
-        let millis = end.map_or(0, |end| u64::try_from(end.as_millis()).unwrap_or(u64::MAX));
-        self.first_expiry.store(millis, Ordering::Relaxed);
-    }
+    /// Earliest expiry of a DHCP lease that this agent holds, in milliseconds on the agent's clock.
+    /// 0: no lease expires. Each request for metrics computes the remaining time from this expiry.
+    pub first_expiry: Arc<AtomicU64>,
 }
 
 impl DhcpAgent {
     /// Runs one term of leadership. Returns only if the term ends with an error.
     pub async fn term(&self) -> anyhow::Result<()> {
         let result = AgentTerm::begin(self).await?.run().await;
-        self.expiry.set(None);
+        self.set_first_expiry(None);
         result
+    }
+
+    fn set_first_expiry(&self, end: Option<Duration>) {
+        let millis = end.map_or(0, |end| u64::try_from(end.as_millis()).unwrap_or(u64::MAX));
+        self.first_expiry.store(millis, Ordering::Relaxed);
     }
 
     /// Removes all links that this agent or an earlier agent made for the network. Called before
     /// the process exits.
     pub async fn clear(&self) -> anyhow::Result<()> {
-        let (links, _changes) = KernelLinks::connect(&self.settings.network)?;
+        let (links, _changes) = KernelLinks::connect(&self.network)?;
         links.remove_all_but(&HashSet::new()).await?;
         Ok(())
+    }
+}
+
+impl Process for DhcpAgent {
+    fn metrics(&self) -> &Metrics {
+        let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
+        let left = end.saturating_sub(clock::now()).as_secs();
+        self.dhcp.first_expiry.set(i64::try_from(left).unwrap_or(i64::MAX));
+        self.dhcp.speaks.set(i64::from(self.leadership.is_current()));
+        &self.metrics
+    }
+
+    fn leadership(&self) -> &Leadership {
+        &self.leadership
+    }
+
+    /// A standby agent is ready, because it takes over as soon as no other agent holds the
+    /// network's Lease.
+    fn readiness(&self) -> Result<(), &'static str> {
+        if self.leadership.has_finished_round() {
+            Ok(())
+        } else {
+            Err("the Lease of the network has not been read yet")
+        }
     }
 }

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::controller::identity;
 use super::logs::LogOptions;
-use crate::agent::{self, AgentHealth, AgentSettings, DhcpAgent, ExpiryGauge};
+use crate::agent::{self, DhcpAgent};
 use crate::domain::dhcp::{ClientOptions, ProbeTiming};
 use crate::domain::dhcp_lease::agent_name;
 use crate::domain::leader_election::ElectionPace;
@@ -112,44 +112,36 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let lease_client = client::through(config.clone(), &metrics)?;
     let client = client::through(config, &metrics)?;
     let leadership = Arc::new(Leadership::default());
-    let expiry = Arc::new(ExpiryGauge::default());
-    let shown = AgentHealth {
-        metrics: metrics.clone(),
-        dhcp: dhcp.clone(),
-        expiry: expiry.clone(),
-        leadership: leadership.clone(),
-    };
-    let (address, server) = health_endpoints::serve(args.http_addr, shown).await?;
-    let mut server = tokio::spawn(server);
-    let lease = agent_name(&args.network);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
-
-    let pace = ElectionPace::new(NETWORK_LEASE_SECONDS);
-    let elector = LeaderElector::new(lease_client, (&args.namespace, &lease), me.clone(), pace);
     let agent = DhcpAgent {
-        settings: AgentSettings {
-            network: args.network,
-            interface: args.interface,
-            me: me.clone(),
-            client: ClientOptions {
-                probe: match args.arp_probe {
-                    ArpProbe::Quick => ProbeTiming::QUICK,
-                    ArpProbe::Standard => ProbeTiming::RFC_5227,
-                    ArpProbe::Off => ProbeTiming::OFF,
-                },
-                subnets: args.subnets.into(),
-                keep: args.on_lease_loss == LeaseLossOption::Keep,
-                broadcast: args.broadcast,
-                ..ClientOptions::default()
+        network: args.network,
+        interface: args.interface,
+        me: me.clone(),
+        options: ClientOptions {
+            probe: match args.arp_probe {
+                ArpProbe::Quick => ProbeTiming::QUICK,
+                ArpProbe::Standard => ProbeTiming::RFC_5227,
+                ArpProbe::Off => ProbeTiming::OFF,
             },
+            subnets: args.subnets.into(),
+            keep: args.on_lease_loss == LeaseLossOption::Keep,
+            broadcast: args.broadcast,
+            ..ClientOptions::default()
         },
         writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
         events: EventRecorder::start(client.clone(), &me, metrics.clone()),
-        records: RecordClient::new(client, metrics),
+        records: RecordClient::new(client, metrics.clone()),
         leadership: leadership.clone(),
+        metrics,
         dhcp,
-        expiry,
+        first_expiry: Arc::default(),
     };
+    let (address, server) = health_endpoints::serve(args.http_addr, agent.clone()).await?;
+    let mut server = tokio::spawn(server);
+    let lease = agent_name(&agent.network);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = agent.network, lease, "started");
+
+    let pace = ElectionPace::new(NETWORK_LEASE_SECONDS);
+    let elector = LeaderElector::new(lease_client, (&args.namespace, &lease), me, pace);
     let spoke = AtomicBool::new(false);
     let result = tokio::select! {
         back = elector.run(&leadership) => Err(anyhow::anyhow!("{back}")),

@@ -55,7 +55,7 @@ impl AgentTerm<'_> {
                         ClientEvent::Duplicate { .. } => {
                             let silent = *self.leadership.borrow() == LeadershipState::Silent;
                             if silent && !std::mem::replace(&mut self.yields, true) {
-                                let network = &self.agent.settings.network;
+                                let network = &self.agent.network;
                                 tracing::warn!(
                                     network,
                                     "the API server does not answer, and another agent is active: \
@@ -71,7 +71,7 @@ impl AgentTerm<'_> {
         }
         if proxy != self.disputes.proxy() {
             let proxy = self.disputes.proxy();
-            let network = &self.agent.settings.network;
+            let network = &self.agent.network;
             if let Some(station) = proxy {
                 tracing::warn!(network, %station, "one host answers ARP for every granted address");
             } else {
@@ -133,7 +133,7 @@ impl AgentTerm<'_> {
         let needed = self.listening.values().max().copied().unwrap_or(FrameFilter::Nothing);
         if needed >= self.socket.accepted() || less {
             if let Err(error) = self.socket.set_filter(needed) {
-                tracing::warn!(%error, interface = self.agent.settings.interface, "cannot open the packet socket");
+                tracing::warn!(%error, interface = self.agent.interface, "cannot open the packet socket");
                 self.socket.close();
                 self.ease = Some(clock::now() + EASE);
             }
@@ -179,7 +179,7 @@ impl AgentTerm<'_> {
             return;
         }
         let held = || self.leases.values().filter_map(|lease| lease.client.as_ref()?.lease());
-        self.agent.expiry.set(held().filter_map(|lease| lease.expires).min());
+        self.agent.set_first_expiry(held().filter_map(|lease| lease.expires).min());
         let servers: std::collections::BTreeSet<_> = held().map(|lease| lease.server).collect();
         self.agent.dhcp.servers.set(i64::try_from(servers.len()).unwrap_or(i64::MAX));
         let clients = self.leases.values().filter_map(|lease| lease.client.as_ref());

@@ -103,7 +103,7 @@ impl AgentTerm<'_> {
         if let Some(parent) = &self.parent {
             self.link_worker.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
         } else {
-            let why = format!("the interface {} does not exist", self.agent.settings.interface);
+            let why = format!("the interface {} does not exist", self.agent.interface);
             self.not_linked(mac, why, clock::now());
         }
     }
@@ -156,7 +156,7 @@ impl AgentTerm<'_> {
             resume_within: RESUME_EACH.saturating_mul(all).min(RESUME_LONGEST),
             phase: phase(self.begun),
             proxy: self.disputes.proxy(),
-            ..self.agent.settings.client.clone()
+            ..self.agent.options.clone()
         }
     }
 

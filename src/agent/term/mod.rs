@@ -83,16 +83,15 @@ pub(super) struct AgentTerm<'a> {
 
 impl<'a> AgentTerm<'a> {
     pub(super) async fn begin(agent: &'a DhcpAgent) -> anyhow::Result<Self> {
-        let settings = &agent.settings;
-        let (links, changes) = KernelLinks::connect(&settings.network)?;
+        let (links, changes) = KernelLinks::connect(&agent.network)?;
         let all = links.all().await?;
-        let parent = all.into_iter().find(|link| link.name == settings.interface);
+        let parent = all.into_iter().find(|link| link.name == agent.interface);
         let (sender, records) = unbounded_channel();
-        let watch = agent.records.clone().watch(settings.network.clone(), sender);
+        let watch = agent.records.clone().watch(agent.network.clone(), sender);
         let watch = AbortOnDropHandle::new(tokio::spawn(watch));
         tracing::info!(
-            network = settings.network,
-            interface = settings.interface,
+            network = agent.network,
+            interface = agent.interface,
             "this agent leads: it leases the addresses of the network"
         );
         Ok(Self {
@@ -102,7 +101,7 @@ impl<'a> AgentTerm<'a> {
             timers: BTreeSet::new(),
             complete: false,
             records,
-            socket: PacketSocket::new(&settings.interface),
+            socket: PacketSocket::new(&agent.interface),
             listening: BTreeMap::new(),
             ease: None,
             changes,
@@ -221,7 +220,7 @@ impl<'a> AgentTerm<'a> {
 
     /// Updates the socket, the links and the clients after a change of a network interface.
     fn changed(&mut self, change: LinkChange) {
-        let interface = &self.agent.settings.interface;
+        let interface = &self.agent.interface;
         match change {
             LinkChange::Is(link) if link.name == *interface => {
                 let before = self.parent.replace(link.clone());
@@ -276,7 +275,7 @@ impl<'a> AgentTerm<'a> {
     /// Closes the socket, because the agent's interface was removed. Each client learns that its
     /// link has no carrier.
     fn interface_removed(&mut self) {
-        let interface = &self.agent.settings.interface;
+        let interface = &self.agent.interface;
         tracing::warn!(interface, "the interface was removed, and with it the links of all leases");
         self.parent = None;
         self.socket.close();

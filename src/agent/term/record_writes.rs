@@ -51,7 +51,7 @@ impl AgentTerm<'_> {
             return;
         }
         let Some(what) = lease.pending.take() else { return };
-        let me = &self.agent.settings.me;
+        let me = &self.agent.me;
         let status = match &what {
             PendingWrite::Record(record) => report(record, moment(), me, &lease.stored),
             PendingWrite::LinkFailed(why) => link_failed(why, moment(), &lease.stored),

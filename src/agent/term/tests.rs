@@ -9,7 +9,6 @@ use serde_json::json;
 use tower::{BoxError, service_fn};
 
 use super::*;
-use crate::agent::AgentSettings;
 use crate::api::{DHCP_FINALIZER, LeaseState};
 use crate::domain::dhcp::{ClientAction, ClientOptions, LeaseRecord, ProbeTiming};
 use crate::domain::leader_election::ElectionPace;
@@ -54,18 +53,17 @@ async fn leader() -> DhcpAgent {
     }
     let (metrics, dhcp) = Metrics::agent().unwrap();
     DhcpAgent {
-        settings: AgentSettings {
-            network: "default/absent".to_owned(),
-            interface: "absent".to_owned(),
-            me: "me".to_owned(),
-            client: ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() },
-        },
+        network: "default/absent".to_owned(),
+        interface: "absent".to_owned(),
+        me: "me".to_owned(),
+        options: ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() },
         writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
         events: EventRecorder::start(client.clone(), "me", metrics.clone()),
-        records: RecordClient::new(client, metrics),
+        records: RecordClient::new(client, metrics.clone()),
         leadership,
+        metrics,
         dhcp,
-        expiry: Arc::default(),
+        first_expiry: Arc::default(),
     }
 }
 
