@@ -272,10 +272,8 @@ fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
 /// Whether the LoadBalancer, or its record, had an address before. `true`: the condition reports
 /// that the address was lost. `false`: the condition reports that the address is pending.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
-    let status = lb.status.as_ref();
-    let ready = status.and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
     facts::leased(lb).is_some()
-        || ready.is_some_and(|ready| ready.reason.as_deref() == Some(LEASE_LOST))
+        || facts::ready(lb).is_some_and(|ready| ready.reason.as_deref() == Some(LEASE_LOST))
         || record.status.as_ref().is_some_and(|status| status.state == Some(LeaseState::Lost))
 }
 

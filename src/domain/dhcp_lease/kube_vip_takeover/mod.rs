@@ -13,10 +13,11 @@ use chrono::TimeDelta;
 
 use super::requested_identity::adopted;
 use super::{LeasingFacts, LeasingParty, LeasingStep, asked, choice, is_guests};
+use crate::load_balancer::facts;
 use crate::object_fields::rfc3339;
 use crate::reason::{NoLease, TAKEOVER};
 use crate::vm_backends::listeners;
-use api::{Condition, LoadBalancer, READY};
+use api::{Condition, LoadBalancer};
 
 /// Time for which kube-vip may still send the DHCPRELEASE after the deletion of a Service.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
@@ -38,9 +39,7 @@ pub fn needs_service(lb: &LoadBalancer) -> bool {
 /// Condition `Ready` of the LoadBalancer, if this condition says that a takeover has begun. `None`:
 /// no takeover has begun.
 fn noted(lb: &LoadBalancer) -> Option<&Condition> {
-    let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
-    let ready = conditions.find(|condition| condition.type_ == READY);
-    ready.filter(|ready| ready.reason.as_deref() == Some(TAKEOVER))
+    facts::ready(lb).filter(|ready| ready.reason.as_deref() == Some(TAKEOVER))
 }
 
 /// Next step for a LoadBalancer whose address is leased by its announcer.
