@@ -187,21 +187,14 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, context: Arc<DhcpLeaseContex
     again
 }
 
-/// Last observed state of a network: whether its DHCP agent is active, and how many of its leases
-/// have less than an eighth of their time left.
-#[derive(Clone, Copy, Default, PartialEq)]
-struct NetworkState {
-    serves: bool,
-    overdue: i64,
-}
-
 /// Sets the metrics of DHCPLeases and of agents each second, until the returned future is dropped.
 /// When the agent of a network becomes active or inactive, enqueues all LoadBalancers that have a
 /// lease on that network or wait for one, and their DHCPLeases.
 pub(super) async fn agents(ctx: Context) {
     // The drop of `_series`, at the end of the term, removes the series of these metrics.
     let _series = LeasingSeries(&ctx);
-    let mut known: BTreeMap<String, NetworkState> = BTreeMap::new();
+    // Networks, and whether the agent of each was active at the last check.
+    let mut known: BTreeMap<String, bool> = BTreeMap::new();
     let mut tick = tokio::time::interval(AGENTS_EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -209,44 +202,49 @@ pub(super) async fn agents(ctx: Context) {
         if !ctx.views.leasing_synced() {
             continue;
         }
-        let now = count(&ctx);
-        for network in known.keys().filter(|network| !now.contains_key(*network)) {
-            let _ = ctx.metrics.leasing.agents.remove_label_values(&[network]);
-            let _ = ctx.metrics.leasing.overdue.remove_label_values(&[network]);
-        }
-        for (network, seen) in &now {
-            ctx.metrics.leasing.agents.with_label_values(&[network]).set(seen.serves.into());
-            ctx.metrics.leasing.overdue.with_label_values(&[network]).set(seen.overdue);
-            let before = known.get(network).map(|before| before.serves);
-            if before != Some(seen.serves) {
+        let leasing = &ctx.metrics.leasing;
+        let networks = count(&ctx);
+        known.retain(|network, _| {
+            let stays = networks.contains_key(network);
+            if !stays {
+                let _ = leasing.agents.remove_label_values(&[network]);
+                let _ = leasing.overdue.remove_label_values(&[network]);
+            }
+            stays
+        });
+        for (network, overdue) in &networks {
+            let serves = ctx.views.agent_serves(network);
+            leasing.agents.with_label_values(&[network]).set(serves.into());
+            leasing.overdue.with_label_values(&[network]).set(*overdue);
+            let before = known.insert(network.clone(), serves);
+            if before != Some(serves) {
                 ctx.views.enqueue_lbs_leasing_on(network);
-                if !seen.serves {
+                if !serves {
                     tracing::warn!(network, "this network has no active DHCP agent");
                 } else if before.is_some() {
                     tracing::info!(network, "this network has an active DHCP agent again");
                 }
             }
         }
-        known = now;
     }
 }
 
-fn count(ctx: &Context) -> BTreeMap<String, NetworkState> {
-    let mut networks: BTreeMap<String, NetworkState> = BTreeMap::new();
+/// Counts the DHCPLeases by state, for the metrics. Returns the networks on which an address is
+/// leased or a LoadBalancer waits for one, and how many leases of each have less than an eighth of
+/// their time left.
+fn count(ctx: &Context) -> BTreeMap<String, i64> {
+    let mut networks: BTreeMap<String, i64> = BTreeMap::new();
     let mut states: BTreeMap<String, i64> = BTreeMap::new();
     let now = Utc::now().fixed_offset();
     for record in ctx.views.records.state() {
-        let network = networks.entry(record.spec.network.clone()).or_default();
-        network.overdue += i64::from(dhcp_lease::is_overdue(&record, now));
+        *networks.entry(record.spec.network.clone()).or_default() +=
+            i64::from(dhcp_lease::is_overdue(&record, now));
         let state = record.status.as_ref().and_then(|status| status.state);
         let state = state.map_or_else(|| "New".to_owned(), |state| format!("{state:?}"));
         *states.entry(state).or_default() += 1;
     }
     for network in ctx.views.leasing_networks() {
         networks.entry(network).or_default();
-    }
-    for (network, seen) in &mut networks {
-        seen.serves = ctx.views.agent_serves(network);
     }
     ctx.metrics.leasing.records.reset();
     for (state, count) in &states {
