@@ -146,9 +146,8 @@ impl DeploymentReconciler<'_> {
             }
             let networks = self.networks();
             self.report_faults(&networks, &mut reported);
-            let names = self.seen().deployments.keys().cloned().collect::<Vec<_>>();
             let mut wanted: HashMap<String, Option<Value>> =
-                names.into_iter().map(|name| (name, None)).collect();
+                self.seen().deployments.keys().map(|name| (name.clone(), None)).collect();
             for network in &networks {
                 let name = agent_name(&network.name);
                 let options = match network.agent {
@@ -214,15 +213,11 @@ impl DeploymentReconciler<'_> {
     /// faults that were reported before, by network.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         // Found by name, because a tenant can write thousands of networks with a fault.
-        let faults: HashMap<&str, &str> = networks
-            .iter()
-            .filter_map(|network| Some((network.name.as_str(), network.agent.fault()?)))
-            .collect();
-        reported.retain(|name, why| faults.get(name.as_str()) == Some(&why.as_str()));
+        let mut faults = HashMap::new();
         for network in networks {
-            if let Some(why) = network.agent.fault()
-                && reported.insert(network.name.clone(), why.to_owned()).is_none()
-            {
+            let Some(why) = network.agent.fault() else { continue };
+            faults.insert(network.name.clone(), why.to_owned());
+            if reported.get(&network.name).is_none_or(|before| before != why) {
                 let what = match (&network.agent, self.options(&network.name)) {
                     (WantedAgent::Faulty(_), Some(_)) => {
                         "the DHCP agent retains its current options"
@@ -234,6 +229,7 @@ impl DeploymentReconciler<'_> {
                 self.ctx.events.warning(network.reference.clone(), "DHCPRefused", note);
             }
         }
+        *reported = faults;
     }
 
     /// Writes the state of a network's agent into the network's annotation, if the annotation
