@@ -10,10 +10,10 @@ use serde_json::json;
 
 use super::super::managed_lease::{PendingWrite, moment};
 use super::AgentTerm;
-use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus};
+use crate::api::{DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::Mac;
 use crate::domain::dhcp_lease::status::{link_failed, report, status_patch};
-use crate::domain::object_fields::finalizers::removal_patch;
+use crate::domain::dhcp_lease::without_finalizer;
 use crate::k8s::{CallError, clock};
 
 /// Maximum number of writes at the same time, for all leases together. An API server does not
@@ -64,7 +64,7 @@ impl AgentTerm<'_> {
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
         let (patch, subresource) = if matches!(what, PendingWrite::Finish) {
-            (removal_patch(meta, &[DHCP_FINALIZER]), None)
+            (without_finalizer(&lease.record), None)
         } else {
             let status = status_patch(&status, &lease.stored);
             let version = json!({"resourceVersion": meta.resource_version});
