@@ -28,9 +28,8 @@ pub(super) enum LinkJob {
 /// Outcome of a [`LinkJob`].
 #[derive(Clone, Debug)]
 pub(super) enum JobOutcome {
-    Made(Mac),
-    /// The link with this hardware address could not be made. The text is the error.
-    Failed(Mac, String),
+    /// `Err`: the link with this hardware address could not be made. The text is the error.
+    Made(Mac, Result<(), String>),
     Removed(Mac),
 }
 
@@ -78,11 +77,9 @@ async fn work(
                     later.remove(at);
                     remove(&links, mac, &sender).await;
                 }
-                let done = match links.make(parent, mac, &lease).await {
-                    Ok(()) => JobOutcome::Made(mac),
-                    Err(error) => JobOutcome::Failed(mac, error.to_string()),
-                };
-                let _ = sender.send(done);
+                let made = links.make(parent, mac, &lease).await;
+                let made = made.map_err(|error| error.to_string());
+                let _ = sender.send(JobOutcome::Made(mac, made));
             }
         }
     }

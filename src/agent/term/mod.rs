@@ -322,7 +322,7 @@ impl<'a> AgentTerm<'a> {
     fn linked(&mut self, done: JobOutcome) {
         let now = clock::now();
         match done {
-            JobOutcome::Made(mac) => {
+            JobOutcome::Made(mac, Ok(())) => {
                 let Some(lease) = self.leases.get_mut(&mac) else { return };
                 if lease.link == LinkState::Making {
                     lease.link = LinkState::There;
@@ -331,7 +331,7 @@ impl<'a> AgentTerm<'a> {
                     self.start(mac);
                 }
             }
-            JobOutcome::Failed(mac, why) => self.not_linked(mac, why, now),
+            JobOutcome::Made(mac, Err(why)) => self.not_linked(mac, why, now),
             JobOutcome::Removed(mac) => {
                 if let Some(lease) = self.leases.get_mut(&mac)
                     && lease.link == LinkState::Removing
