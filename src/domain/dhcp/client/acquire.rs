@@ -175,7 +175,7 @@ impl DhcpClient {
         }
         if reply.kind == ReplyKind::Nak {
             self.event(ClientEvent::Nak { server: reply.server, heeded: true });
-            return self.refused(ClientTrouble::Refused);
+            return self.refused();
         }
         if reply.address != requesting.offer.address {
             return self.ignore(IgnoreReason::Unasked);
@@ -204,7 +204,8 @@ impl DhcpClient {
         if may_be_ours || self.options.probe.count == 0 {
             self.acquired(lease);
         } else {
-            self.phase = ClientPhase::Probing(Probing::of(lease, self));
+            let next = self.now + self.rng.below(self.options.probe.first_within);
+            self.phase = ClientPhase::Probing(Probing { lease, sent: 0, next });
         }
     }
 
@@ -227,8 +228,8 @@ impl DhcpClient {
     }
 
     /// Lets the client wait after the server that offered the address has refused the client's
-    /// REQUEST. `trouble`: trouble that is recorded from the second refusal on.
-    fn refused(&mut self, trouble: ClientTrouble) {
+    /// REQUEST.
+    fn refused(&mut self) {
         let pause = self.pause_after_refusal();
         if self.naks >= MOST_WISHES {
             self.options.wish = None;
@@ -240,7 +241,7 @@ impl DhcpClient {
         // The first refusal is not recorded, because one refusal is normal when two clients request
         // an address at the same moment.
         if self.naks > 1 {
-            self.record_trouble(trouble);
+            self.record_trouble(ClientTrouble::Refused);
         }
     }
 

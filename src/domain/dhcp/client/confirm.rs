@@ -166,33 +166,23 @@ impl DhcpClient {
         if !may {
             return self.ignore(IgnoreReason::OtherServer);
         }
-        if self.check_offer(reply).is_ok() {
-            self.confirmed(reply, from, asked.at, &confirming, &lease);
+        if self.check_offer(reply).is_err() {
+            return;
         }
-    }
-
-    fn confirmed(
-        &mut self,
-        reply: &ServerReply,
-        from: Mac,
-        asked: Duration,
-        confirming: &Confirming,
-        former: &GrantedLease,
-    ) {
-        let mut lease = GrantedLease::from_reply(reply, from, asked, self.options.phase);
-        if lease.is_over(self.now) {
+        let mut granted = GrantedLease::from_reply(reply, from, asked.at, self.options.phase);
+        if granted.is_over(self.now) {
             return self.ignore(IgnoreReason::Unasked);
         }
-        if lease.address != former.address {
+        if granted.address != lease.address {
             self.lose(ClientTrouble::Changed, Duration::ZERO);
-            return self.granted(lease);
+            return self.granted(granted);
         }
-        lease.obtained = former.obtained;
-        self.hold(lease, false);
+        granted.obtained = lease.obtained;
+        self.hold(granted, false);
         let took = self.now.saturating_sub(confirming.began);
         self.event(ClientEvent::Renewed { server: reply.server, took });
-        if reply.server != former.server {
-            self.event(ClientEvent::ServerChanged { from: former.server, to: reply.server });
+        if !own {
+            self.event(ClientEvent::ServerChanged { from: lease.server, to: reply.server });
         }
     }
 

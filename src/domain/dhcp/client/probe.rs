@@ -35,13 +35,6 @@ pub struct Probing {
     pub next: Duration,
 }
 
-impl Probing {
-    pub fn of(lease: GrantedLease, client: &mut DhcpClient) -> Self {
-        let first = client.rng.below(client.options.probe.first_within);
-        Self { lease, sent: 0, next: client.now + first }
-    }
-}
-
 impl DhcpClient {
     pub(super) fn probing_due(&mut self, mut probing: Probing) {
         let times = self.options.probe;
