@@ -66,7 +66,7 @@ pub(super) struct LinkChanges {
 }
 
 /// State of a network interface in the kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KernelLink {
     pub(super) index: u32,
     pub(super) name: String,
@@ -278,14 +278,8 @@ fn read(message: LinkMessage) -> KernelLink {
     let flags = message.header.flags;
     let mut link = KernelLink {
         index: message.header.index,
-        name: String::new(),
-        mac: None,
-        parent: None,
-        alias: String::new(),
         carries: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
-        group: 0,
-        mode: None,
-        ready: false,
+        ..KernelLink::default()
     };
     for attribute in message.attributes {
         match attribute {
