@@ -81,9 +81,13 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
     if uses.others.iter().any(|other| held(&other)) {
         return Some(format!("{ip} is the address of another LoadBalancer"));
     }
-    let counts = |reserved: &&Reserved| !(uses.published && reserved.is_ingress());
-    if let Some(whose) = uses.reserved.iter().filter(counts).find_map(use_of) {
-        return Some(format!("{ip} is {whose}"));
+    // The address of a LoadBalancer's own Service does not count: if another LoadBalancer publishes
+    // the address, it is in `others`.
+    let counts = |reserved: &&Reserved| {
+        !matches!(reserved, Reserved::OwnIngress(_)) && !(uses.published && reserved.is_ingress())
+    };
+    if let Some(reserved) = uses.reserved.iter().find(counts) {
+        return Some(format!("{ip} is {}", reserved.unnamed()));
     }
     if lease.gateway == Some(ip) {
         return Some(format!("{ip} is the gateway of its own subnet"));
@@ -100,13 +104,6 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
         ));
     }
     uses.pools.iter().find_map(|pool| in_pool(ip, pool, &uses.segment))
-}
-
-/// Description of the object that has a reserved address. `None`: the address is on a Service whose
-/// owner is a LoadBalancer. [`AddressUses::others`] contains this LoadBalancer if another
-/// LoadBalancer is to publish the address.
-fn use_of(reserved: &Reserved) -> Option<&'static str> {
-    (!matches!(reserved, Reserved::OwnIngress(_))).then(|| reserved.unnamed())
 }
 
 /// Reason not to publish an address that is the network's gateway, or is outside the network's
