@@ -29,7 +29,6 @@ use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer::{self, ObjectEvent, split_key};
 use crate::k8s::views::AgentNetwork;
 use crate::locks::lock;
-use crate::metrics::Metrics;
 
 /// Interval between two checks of all networks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -81,11 +80,6 @@ struct FailedWrites {
 }
 
 impl FailedWrites {
-    fn new(metrics: &Metrics) -> Self {
-        let failures = FailedReconciles::new("dhcp_agent", FIRST_RETRY, metrics);
-        Self { failures, again: HashMap::new() }
-    }
-
     fn may_try(&self, name: &str) -> bool {
         self.again.get(name).is_none_or(|again| *again <= Instant::now())
     }
@@ -135,7 +129,8 @@ impl DeploymentReconciler<'_> {
 
     async fn reconcile(&self) {
         let owner = self.owner().await;
-        let mut failed = FailedWrites::new(&self.ctx.metrics);
+        let failures = FailedReconciles::new("dhcp_agent", FIRST_RETRY, &self.ctx.metrics);
+        let mut failed = FailedWrites { failures, again: HashMap::new() };
         let mut reported = HashMap::new();
         let mut tick = tokio::time::interval(EVERY);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
