@@ -46,17 +46,14 @@ impl<'a> OptionReader<'a> {
     /// two fields contain options only if option 52 in the options field says so. `None`: an option
     /// goes beyond the end of its area.
     pub fn new(field: &'a [u8], file: &'a [u8], sname: &'a [u8]) -> Option<Self> {
-        let field = Self { areas: [field, &[], &[]] };
-        field.is_sound().then_some(())?;
-        let overload = field.get(OVERLOAD).and_then(|value| value.first().copied()).unwrap_or(0);
-        let [all, ..] = field.areas;
-        let areas = match overload {
-            1 => [all, file, &[]],
-            2 => [all, sname, &[]],
-            3 => [all, file, sname],
-            _ => return Some(field),
-        };
-        Some(Self { areas }).filter(Self::is_sound)
+        let sound = |areas: [&'a [u8]; 3]| Some(Self { areas }).filter(Self::is_sound);
+        let reader = sound([field, &[], &[]])?;
+        match reader.get(OVERLOAD).and_then(|value| value.first().copied()) {
+            Some(1) => sound([field, file, &[]]),
+            Some(2) => sound([field, sname, &[]]),
+            Some(3) => sound([field, file, sname]),
+            _ => Some(reader),
+        }
     }
 
     fn is_sound(&self) -> bool {
