@@ -38,10 +38,6 @@ pub const ASKING: [&str; 5] = [
     KUBE_VIP_BROADCAST,
     ANNOTATION_DHCP_CLIENT_ID,
 ];
-/// Annotations among [`ASKING`] that kube-vip reads or writes on the Service for which it leases an
-/// address.
-const OF_A_SERVICE: [&str; 4] =
-    [KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, KUBE_VIP_HOSTNAME, KUBE_VIP_BROADCAST];
 
 /// Client identity that a LoadBalancer requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -210,9 +206,10 @@ pub fn adopted(
     let kube_vips = |key: &str| service.annotations.get(key).map(String::as_str);
     let said = |key: &str| own(key).or_else(|| kube_vips(key).filter(|text| !text.is_empty()));
     read(said)?;
-    let missing: Map<String, Value> = OF_A_SERVICE
+    // kube-vip reads or writes the others on the Service for which it leases an address.
+    let missing: Map<String, Value> = ASKING
         .iter()
-        .filter(|key| own(key).is_none())
+        .filter(|key| **key != ANNOTATION_DHCP_CLIENT_ID && own(key).is_none())
         .filter_map(|key| Some(((*key).to_owned(), json!(said(key)?))))
         .collect();
     Ok((!missing.is_empty()).then(|| {
