@@ -93,8 +93,11 @@ async fn reconcile(
         RetentionStep::Nothing => None,
         RetentionStep::Later(pause) => Some(pause + Duration::from_millis(10)),
         seen => {
-            let now = Box::pin(current(&record, &context.ctx)).await?;
-            match decide(&record, now.as_ref(), &context.ctx) {
+            // The LoadBalancer as the API server has it now.
+            let (namespace, name) = (record.namespace().unwrap_or_default(), record.name_any());
+            let reader = ApiReader::new(context.ctx.client.clone());
+            let lb = Box::pin(reader.load_balancer(&namespace, &name)).await?;
+            match decide(&record, lb.as_ref(), &context.ctx) {
                 RetentionStep::Nothing => None,
                 RetentionStep::Later(pause) => Some(pause),
                 now if std::mem::discriminant(&now) == std::mem::discriminant(&seen) => {
@@ -123,14 +126,6 @@ fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Reten
         ctx.release_grace,
         Utc::now().fixed_offset(),
     )
-}
-
-/// Reads from the API server the LoadBalancer with the name of the DHCPLease `record`. `None`:
-/// there is no such LoadBalancer.
-async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
-    let namespace = record.namespace().unwrap_or_default();
-    let reader = ApiReader::new(ctx.client.clone());
-    reader.load_balancer(&namespace, &record.name_any()).await
 }
 
 async fn carry_out(
