@@ -262,7 +262,7 @@ fn convert_one(
     (budget.object, budget.maps) = (MOST_VALUES_OF_OBJECT, MOST_MAPS_OF_OBJECT);
     let mut rest = fields_of(text, budget)?;
     let mut read = Map::new();
-    if let Some(version) = rest.get("apiVersion") {
+    if let Some(version) = rest.remove("apiVersion") {
         let version = budget.read(version)?;
         if Version::parse(version.as_str().unwrap_or_default()) == Ok(to) {
             return answer.append(text).map_err(|error| error.to_string());
@@ -270,7 +270,7 @@ fn convert_one(
         read.insert("apiVersion".to_owned(), version);
     }
     for section in ["spec", "status"] {
-        if let Some(text) = rest.get(section) {
+        if let Some(text) = rest.remove(section) {
             read.insert(section.to_owned(), budget.read(text)?);
         }
     }
@@ -291,8 +291,13 @@ fn convert_one(
         let annotations = annotations.map(|annotations| ("annotations".to_owned(), annotations));
         read.insert("metadata".to_owned(), Value::Object(annotations.into_iter().collect()));
     }
-    let converted = convert(Value::Object(read), to).map_err(|error| error.to_string())?;
-    write(&converted, &rest, metadata.as_ref(), answer).map_err(|error| error.to_string())
+    let mut sections = convert(Value::Object(read), to).map_err(|error| error.to_string())?;
+    let annotations = sections
+        .as_object_mut()
+        .and_then(|fields| fields.remove("metadata")?.get_mut("annotations").map(Value::take));
+    let metadata = metadata.map(|rest| ConvertedMetadata { rest, annotations });
+    let object = ConvertedObject { sections, rest, metadata };
+    serde_json::to_writer(answer, &object).map_err(|error| error.to_string())
 }
 
 fn fields_of<'a>(text: &'a str, budget: &mut ReviewBudget) -> Result<Fields<'a>, String> {
@@ -301,40 +306,30 @@ fn fields_of<'a>(text: &'a str, budget: &mut ReviewBudget) -> Result<Fields<'a>,
     Ok(fields)
 }
 
-/// Writes the converted object. `converted`: fields that were converted. `rest`: unparsed fields of
-/// the object. `metadata`: unparsed fields of the object's metadata.
-fn write(
-    converted: &Value,
-    rest: &Fields<'_>,
-    metadata: Option<&Fields<'_>>,
-    answer: &mut AnswerText,
-) -> serde_json::Result<()> {
-    let sections = converted.as_object().into_iter().flatten();
-    let sections = sections.filter(|(key, _)| key.as_str() != "metadata");
-    let others = rest.iter().filter(|(key, _)| !SECTIONS.contains(&key.as_str()));
-    let mut object = ObjectWriter::begin(answer);
-    for (key, value) in sections {
-        object.member(key, value)?;
-    }
-    for (key, text) in others {
-        object.member(key, text)?;
-    }
-    if let Some(metadata) = metadata {
-        let mut inner = ObjectWriter::begin(object.key("metadata")?);
-        for (key, text) in metadata {
-            inner.member(key, text)?;
-        }
-        if let Some(annotations) = converted["metadata"].get("annotations") {
-            inner.member("annotations", annotations)?;
-        }
-        inner.end()?;
-    }
-    object.end()
+/// Converted object, in the form in which it is written.
+#[derive(Serialize)]
+struct ConvertedObject<'a> {
+    /// Fields that the conversion replaces: `apiVersion`, `spec` and `status`.
+    #[serde(flatten)]
+    sections: Value,
+    /// Other fields, which are written as they were read.
+    #[serde(flatten)]
+    rest: Fields<'a>,
+    /// Metadata. `None`: the object has none, or `rest` has it, because it is not a JSON object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<ConvertedMetadata<'a>>,
 }
 
-/// Fields of an object that the conversion replaces. All other fields, except the annotations, are
-/// written as they were read.
-const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
+/// Metadata of a [`ConvertedObject`].
+#[derive(Serialize)]
+struct ConvertedMetadata<'a> {
+    /// Fields that are written as they were read.
+    #[serde(flatten)]
+    rest: Fields<'a>,
+    /// Converted annotations. `None`: the object has no annotations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    annotations: Option<Value>,
+}
 
 /// Text of an answer. A write beyond the limit `most` fails.
 struct AnswerText {
@@ -376,35 +371,6 @@ impl io::Write for AnswerText {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// Writer of an object, field by field.
-struct ObjectWriter<'a> {
-    to: &'a mut AnswerText,
-    before: &'static str,
-}
-
-impl<'a> ObjectWriter<'a> {
-    fn begin(to: &'a mut AnswerText) -> Self {
-        Self { to, before: "{" }
-    }
-
-    fn key(&mut self, key: &str) -> serde_json::Result<&mut AnswerText> {
-        let before = std::mem::replace(&mut self.before, ",");
-        self.to.append(before).map_err(serde_json::Error::io)?;
-        serde_json::to_writer(&mut *self.to, key)?;
-        self.to.append(":").map_err(serde_json::Error::io)?;
-        Ok(self.to)
-    }
-
-    fn member(&mut self, key: &str, value: &impl Serialize) -> serde_json::Result<()> {
-        serde_json::to_writer(self.key(key)?, value)
-    }
-
-    fn end(self) -> serde_json::Result<()> {
-        let brackets = if self.before == "{" { "{}" } else { "}" };
-        self.to.append(brackets).map_err(serde_json::Error::io)
     }
 }
 
