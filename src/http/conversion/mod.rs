@@ -18,7 +18,7 @@ use std::io::{self, Write as _};
 use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::request_body::clipped;
 use crate::api::{ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS};
@@ -73,13 +73,6 @@ struct ConversionRequest<'a> {
     objects: Option<&'a RawValue>,
 }
 
-#[derive(Serialize)]
-struct ConversionResult<'a> {
-    status: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<&'a str>,
-}
-
 /// Answer to a ConversionReview.
 #[derive(Debug)]
 pub struct ConversionAnswer {
@@ -115,20 +108,21 @@ pub fn review(body: &[u8]) -> Result<ConversionAnswer, String> {
         .as_bytes(),
     );
     let before = answer.text.len();
-    // A parse error may repeat a text of the request.
     let failure = convert_all(&request, ReviewBudget::FULL, &mut answer).err();
-    let failure = failure.map(|why| cut(why, LONGEST_TEXT));
     let mut text = answer.text;
-    if let Some(message) = &failure {
-        // Any caller may send any number of such reviews, so a warning of each could fill the log.
-        tracing::debug!(message, "cannot convert the objects of a review");
-        text.truncate(before);
-    }
-    let (status, verdict) =
-        if failure.is_none() { ("Success", "allowed") } else { ("Failure", "refused") };
-    let outcome = serde_json::to_string(&ConversionResult { status, message: failure.as_deref() });
-    let outcome = outcome.map_err(|error| error.to_string())?;
-    text.extend_from_slice(format!(r#"],"result":{outcome}}}}}"#).as_bytes());
+    let (verdict, result) = match failure {
+        None => ("allowed", json!({"status": "Success"})),
+        Some(message) => {
+            // A parse error may repeat a text of the request.
+            let message = cut(message, LONGEST_TEXT);
+            // Any caller may send any number of such reviews, so a warning of each could fill the
+            // log.
+            tracing::debug!(message, "cannot convert the objects of a review");
+            text.truncate(before);
+            ("refused", json!({"status": "Failure", "message": message}))
+        }
+    };
+    text.extend_from_slice(format!(r#"],"result":{result}}}}}"#).as_bytes());
     Ok(ConversionAnswer { text, verdict })
 }
 

@@ -1,7 +1,5 @@
 //! Tests of conversion reviews with valid and invalid content.
 
-use serde_json::json;
-
 use super::*;
 
 const ALPHA: &str = "loadbalancer.harvesterhci.io/v1alpha1";
