@@ -57,12 +57,15 @@ pub enum ConnectionPhase {
 #[derive(Debug)]
 pub struct ConnectionTable<T> {
     most: usize,
-    next: u64,
-    seats: BTreeMap<ConnectionSource, BTreeMap<u64, ConnectionSeat<T>>>,
+    /// Number of the connection that was added last.
+    last: u64,
+    /// Connections by their numbers.
+    seats: BTreeMap<u64, ConnectionSeat<T>>,
 }
 
 #[derive(Debug)]
 struct ConnectionSeat<T> {
+    source: ConnectionSource,
     phase: ConnectionPhase,
     /// Start of the phase, as an offset on one monotonic clock.
     since: Duration,
@@ -82,13 +85,6 @@ impl<T> ConnectionSeat<T> {
     }
 }
 
-/// Key of a connection in a [`ConnectionTable`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConnectionKey {
-    source: ConnectionSource,
-    number: u64,
-}
-
 /// Connection that was removed from the table to make room. The caller must close the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EvictedConnection<T> {
@@ -103,59 +99,51 @@ pub struct EvictedConnection<T> {
 impl<T> ConnectionTable<T> {
     /// Empty table for at most `most` connections.
     pub fn new(most: usize) -> Self {
-        Self { most, next: 0, seats: BTreeMap::new() }
+        Self { most, last: 0, seats: BTreeMap::new() }
     }
 
     /// Removes and returns the connection that must be closed before a new one from `newcomer` is
     /// added. `None`: the table is not full, so no connection is removed.
     pub fn make_room(&mut self, newcomer: ConnectionSource) -> Option<EvictedConnection<T>> {
-        if self.len() < self.most {
+        if self.seats.len() < self.most {
             return None;
         }
-        let own = self.seats.get(&newcomer).map_or(0, BTreeMap::len);
-        let first = |(source, seats): (&ConnectionSource, &BTreeMap<u64, ConnectionSeat<T>>)| {
-            if *source != newcomer && seats.len() <= own {
-                return None;
-            }
-            let (number, seat) = seats.iter().min_by_key(|(_, seat)| seat.rank())?;
-            Some((Reverse(seats.len()), seat.rank(), *source, *number))
+        let mut counts: BTreeMap<ConnectionSource, usize> = BTreeMap::new();
+        for seat in self.seats.values() {
+            *counts.entry(seat.source).or_default() += 1;
+        }
+        let own = counts.get(&newcomer).copied().unwrap_or_default();
+        let first = |(number, seat): (&u64, &ConnectionSeat<T>)| {
+            let had = *counts.get(&seat.source)?;
+            (seat.source == newcomer || had > own)
+                .then(|| (Reverse(had), seat.rank(), seat.source, *number))
         };
         let (Reverse(had), _, source, number) = self.seats.iter().filter_map(first).min()?;
-        let ends = self.leave(ConnectionKey { source, number })?;
+        let ends = self.leave(number)?;
         Some(EvictedConnection { ends, source, had })
     }
 
     /// Adds a connection from `source`. The connection's handshake begins at `now`. `ends`: handle
-    /// that closes the connection. Returns the key of the connection.
-    pub fn enter(&mut self, source: ConnectionSource, now: Duration, ends: T) -> ConnectionKey {
-        self.next += 1;
-        let seat = ConnectionSeat { phase: ConnectionPhase::Greeting, since: now, ends };
-        self.seats.entry(source).or_default().insert(self.next, seat);
-        ConnectionKey { source, number: self.next }
+    /// that closes the connection. Returns the number of the connection.
+    pub fn enter(&mut self, source: ConnectionSource, now: Duration, ends: T) -> u64 {
+        self.last += 1;
+        let seat = ConnectionSeat { source, phase: ConnectionPhase::Greeting, since: now, ends };
+        self.seats.insert(self.last, seat);
+        self.last
     }
 
-    /// Sets the phase of the connection with the key `place`. The phase begins at `now`. Does
-    /// nothing if the connection was removed before.
-    pub fn set_phase(&mut self, place: ConnectionKey, phase: ConnectionPhase, now: Duration) {
-        let seats = self.seats.get_mut(&place.source);
-        if let Some(seat) = seats.and_then(|seats| seats.get_mut(&place.number)) {
+    /// Sets the phase of a connection. The phase begins at `now`. Does nothing if the connection
+    /// was removed before.
+    pub fn set_phase(&mut self, number: u64, phase: ConnectionPhase, now: Duration) {
+        if let Some(seat) = self.seats.get_mut(&number) {
             (seat.phase, seat.since) = (phase, now);
         }
     }
 
-    /// Removes the connection with the key `place`, and returns the handle that closes it. `None`:
-    /// the connection was removed before.
-    pub fn leave(&mut self, place: ConnectionKey) -> Option<T> {
-        let seats = self.seats.get_mut(&place.source)?;
-        let seat = seats.remove(&place.number);
-        if seats.is_empty() {
-            self.seats.remove(&place.source);
-        }
-        seat.map(|seat| seat.ends)
-    }
-
-    fn len(&self) -> usize {
-        self.seats.values().map(BTreeMap::len).sum()
+    /// Removes a connection, and returns the handle that closes it. `None`: the connection was
+    /// removed before.
+    pub fn leave(&mut self, number: u64) -> Option<T> {
+        self.seats.remove(&number).map(|seat| seat.ends)
     }
 }
 
@@ -171,7 +159,7 @@ mod tests {
         ConnectionSource::of(IpAddr::from([10, 0, 0, n]))
     }
 
-    /// Adds a connection from the source `from` at the time `at`, in seconds. Returns the key of
+    /// Adds a connection from the source `from` at the time `at`, in seconds. Returns the number of
     /// the new connection, and the connection that was closed to make room: its handle, and the
     /// number of connections that its source had.
     fn come<T>(
@@ -179,7 +167,7 @@ mod tests {
         from: ConnectionSource,
         at: u64,
         ends: T,
-    ) -> (ConnectionKey, Option<(T, usize)>) {
+    ) -> (u64, Option<(T, usize)>) {
         let gone = table.make_room(from).map(|gone| (gone.ends, gone.had));
         (table.enter(from, s(at), ends), gone)
     }
@@ -205,7 +193,7 @@ mod tests {
         // Each of the two sources has two connections, so the oldest of the four connections is
         // closed.
         assert_eq!(come(&mut table, source(3), 7, "e").1, Some(("api", 2)));
-        assert_eq!(table.len(), 4);
+        assert_eq!(table.seats.len(), 4);
     }
 
     #[test]
@@ -293,6 +281,6 @@ mod tests {
                 assert!(gone.is_none_or(|(of, _)| of == 200), "{gone:?}");
             }
         }
-        assert_eq!(table.len(), 100);
+        assert_eq!(table.seats.len(), 100);
     }
 }

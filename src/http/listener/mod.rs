@@ -28,9 +28,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::domain::limits::connections::{
-    ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable,
-};
+use crate::domain::limits::connections::{ConnectionPhase, ConnectionSource, ConnectionTable};
 use crate::locks::lock;
 use crate::metrics::Metrics;
 use crate::turns::Turns;
@@ -249,7 +247,8 @@ impl ListenerState {
 struct ListenerSeat {
     shared: Arc<ListenerState>,
     source: ConnectionSource,
-    place: ConnectionKey,
+    /// Number of the connection in the table.
+    place: u64,
 }
 
 impl ListenerSeat {
