@@ -6,7 +6,7 @@
 //!   instead of an entry of another namespace;
 //! * the queue has at most [`IN_ALL`] entries.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Maximum number of entries of one namespace.
 pub const OF_ONE: usize = 16;
@@ -16,15 +16,14 @@ pub const IN_ALL: usize = 512;
 /// Queue in which namespaces take turns. Each turn returns one entry of one namespace.
 #[derive(Debug)]
 pub struct FairQueue<T> {
-    waiting: HashMap<String, VecDeque<T>>,
-    /// Namespaces that have entries, in the order of their turns. The first one has the next turn.
-    turns: VecDeque<String>,
-    len: usize,
+    /// Namespaces that have entries, in the order of their turns, each with its entries. The first
+    /// one has the next turn.
+    turns: VecDeque<(String, VecDeque<T>)>,
 }
 
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
-        Self { waiting: HashMap::new(), turns: VecDeque::new(), len: 0 }
+        Self { turns: VecDeque::new() }
     }
 }
 
@@ -36,41 +35,38 @@ impl<T> FairQueue<T> {
     ///   entry. This namespace must have at least two entries more than the new entry's namespace.
     ///   Otherwise, the new entry is dropped.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
-        let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
+        let own = self.turns.iter().find(|(name, _)| name == namespace);
+        let own = own.map_or(0, |(_, list)| list.len());
         if own >= OF_ONE {
             return Some(entry);
         }
         let mut lost = None;
-        if self.len >= IN_ALL {
-            let most = self.waiting.iter().max_by_key(|(name, list)| (list.len(), name.as_str()));
-            let most = most.filter(|(_, list)| list.len() > own + 1).map(|(name, _)| name.clone());
-            let Some(longest) = most.and_then(|name| self.waiting.get_mut(&name)) else {
-                return Some(entry);
-            };
+        if self.len() >= IN_ALL {
+            let more = self.turns.iter_mut().filter(|(_, list)| list.len() > own + 1);
+            let most = more.max_by(|(a, left), (b, right)| (left.len(), a).cmp(&(right.len(), b)));
+            let Some((_, longest)) = most else { return Some(entry) };
             lost = longest.pop_back();
-            self.len -= 1;
         }
-        if own == 0 {
-            self.turns.push_back(namespace.to_owned());
+        match self.turns.iter_mut().find(|(name, _)| name == namespace) {
+            Some((_, list)) => list.push_back(entry),
+            None => self.turns.push_back((namespace.to_owned(), VecDeque::from([entry]))),
         }
-        self.waiting.entry(namespace.to_owned()).or_default().push_back(entry);
-        self.len += 1;
         lost
     }
 
     /// Removes and returns the oldest entry of the namespace that has the next turn. `None`: the
     /// queue is empty.
     pub fn pop(&mut self) -> Option<T> {
-        let namespace = self.turns.pop_front()?;
-        let list = self.waiting.get_mut(&namespace)?;
+        let (namespace, mut list) = self.turns.pop_front()?;
         let entry = list.pop_front();
-        if list.is_empty() {
-            self.waiting.remove(&namespace);
-        } else {
-            self.turns.push_back(namespace);
+        if !list.is_empty() {
+            self.turns.push_back((namespace, list));
         }
-        self.len -= usize::from(entry.is_some());
         entry
+    }
+
+    fn len(&self) -> usize {
+        self.turns.iter().map(|(_, list)| list.len()).sum()
     }
 }
 
@@ -89,7 +85,7 @@ mod tests {
             assert_eq!(queue.push(&entry[..1], entry.to_owned()), None);
         }
         assert_eq!(drain(&mut queue), ["a1", "b1", "c1", "a2", "b2", "a3"]);
-        assert!(queue.waiting.is_empty() && queue.turns.is_empty() && queue.len == 0);
+        assert!(queue.turns.is_empty());
     }
 
     #[test]
@@ -112,7 +108,7 @@ mod tests {
         // All namespaces have `OF_ONE` entries. The last one in alphabetical order loses its newest
         // entry.
         assert_eq!(queue.push("b", "b1".to_owned()), Some("31/15".to_owned()));
-        assert_eq!(queue.len, IN_ALL);
+        assert_eq!(queue.len(), IN_ALL);
         let all = drain(&mut queue);
         assert_eq!(all.len(), IN_ALL);
         assert_eq!(all[IN_ALL / OF_ONE], "b1", "after one turn of each");
