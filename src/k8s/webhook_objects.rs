@@ -11,6 +11,7 @@
 //! content of these objects.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Debug;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -21,7 +22,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::ListParams;
+use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use kube_runtime::watcher::Config;
 use serde::Serialize;
@@ -95,7 +96,14 @@ impl WebhookObjects {
 
     fn watch_part<K>(&self, part: WebhookObject, sender: &mpsc::UnboundedSender<ObservedObject>)
     where
-        K: Named,
+        K: Resource<DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Serialize
+            + Debug
+            + Send
+            + Sync
+            + 'static,
     {
         let (client, metrics, sender) = (self.client.clone(), self.metrics.clone(), sender.clone());
         tokio::spawn(async move {
@@ -139,29 +147,20 @@ impl WebhookObjects {
         Ok(sealed(count_write(&self.metrics, "Secret", written)?))
     }
 
+    /// Client for the object `part`, which is a webhook configuration or the CRD.
+    fn objects(&self, part: WebhookObject) -> Api<DynamicObject> {
+        let kind = match part {
+            WebhookObject::Validating => ApiResource::erase::<ValidatingWebhookConfiguration>(&()),
+            WebhookObject::Mutating => ApiResource::erase::<MutatingWebhookConfiguration>(&()),
+            WebhookObject::Conversion => ApiResource::erase::<CustomResourceDefinition>(&()),
+        };
+        Api::all_with(self.client.clone(), &kind)
+    }
+
     /// Applies the merge patch `content` to the object `part`, which is a webhook configuration or
     /// the CRD. Returns the changed object, reduced to the fields that decisions use.
     pub async fn write(&self, part: WebhookObject, content: &Value) -> Result<Value, CallError> {
-        match part {
-            WebhookObject::Validating => {
-                self.write_part::<ValidatingWebhookConfiguration>(part, content).await
-            }
-            WebhookObject::Mutating => {
-                self.write_part::<MutatingWebhookConfiguration>(part, content).await
-            }
-            WebhookObject::Conversion => {
-                self.write_part::<CustomResourceDefinition>(part, content).await
-            }
-        }
-    }
-
-    async fn write_part<K: Named>(
-        &self,
-        part: WebhookObject,
-        content: &Value,
-    ) -> Result<Value, CallError> {
-        let api = Api::<K>::all(self.client.clone());
-        let written = api.call_patch(name(part), content).await;
+        let written = self.objects(part).call_patch(name(part), content).await;
         count_write(&self.metrics, part.kind(), written).map(|object| value(&object))
     }
 
@@ -169,22 +168,7 @@ impl WebhookObjects {
     /// Returns the object, reduced to the fields that decisions use. `None`: the object does not
     /// exist.
     pub async fn read(&self, part: WebhookObject) -> Result<Option<Value>, CallError> {
-        let client = self.client.clone();
-        let name = name(part);
-        Ok(match part {
-            WebhookObject::Validating => {
-                let api = Api::<ValidatingWebhookConfiguration>::all(client);
-                api.call_get_opt(name).await?.as_ref().map(value)
-            }
-            WebhookObject::Mutating => {
-                let api = Api::<MutatingWebhookConfiguration>::all(client);
-                api.call_get_opt(name).await?.as_ref().map(value)
-            }
-            WebhookObject::Conversion => {
-                let api = Api::<CustomResourceDefinition>::all(client);
-                api.call_get_opt(name).await?.as_ref().map(value)
-            }
-        })
+        Ok(self.objects(part).call_get_opt(name(part)).await?.as_ref().map(value))
     }
 
     /// Name and UID of the ClusterRole `name`, for an owner reference to it in other objects.
@@ -216,23 +200,6 @@ impl WebhookObjects {
     }
 }
 
-/// Rust type for one of the kinds of a [`WebhookObject`]. All these kinds are cluster-scoped.
-trait Named:
-    Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
-    + Clone
-    + DeserializeOwned
-    + Serialize
-    + std::fmt::Debug
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl Named for ValidatingWebhookConfiguration {}
-impl Named for MutatingWebhookConfiguration {}
-impl Named for CustomResourceDefinition {}
-
 fn name(part: WebhookObject) -> &'static str {
     match part {
         WebhookObject::Validating | WebhookObject::Mutating => CONFIGURATION,
@@ -245,7 +212,7 @@ fn name(part: WebhookObject) -> &'static str {
 /// exist.
 async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut on_state: impl FnMut(Option<K>))
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let (_, name) = split_key(key);
     let config = Config::default().fields(&format!("metadata.name={name}"));
