@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use kube_runtime::watcher::Config;
@@ -34,9 +35,7 @@ use super::calls::{ApiCalls as _, ApiWrites as _};
 use super::informer::{self, ObjectEvent, split_key};
 use super::{CallError, count_write};
 use crate::api::LABEL_SERVICE_NAME;
-use crate::domain::admission::webhook_configuration::{
-    CONFIGURATION, CRD, OwnerRole, WebhookObject,
-};
+use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD, WebhookObject};
 use crate::metrics::Metrics;
 
 /// Name of the Secret with the certificates of admission. All replicas share the Secret.
@@ -171,11 +170,11 @@ impl WebhookObjects {
         Ok(self.objects(part).call_get_opt(name(part)).await?.as_ref().map(value))
     }
 
-    /// Name and UID of the ClusterRole `name`, for an owner reference to it in other objects.
-    /// `None`: the ClusterRole does not exist.
-    pub async fn owner(&self, name: &str) -> Result<Option<OwnerRole>, CallError> {
+    /// Owner reference to the ClusterRole `name`, for other objects. `None`: the ClusterRole does
+    /// not exist.
+    pub async fn owner(&self, name: &str) -> Result<Option<OwnerReference>, CallError> {
         let role = Api::<ClusterRole>::all(self.client.clone()).call_get_opt(name).await?;
-        Ok(role.and_then(|role| role.uid()).map(|uid| OwnerRole { name: name.to_owned(), uid }))
+        Ok(role.and_then(|role| role.owner_ref(&())))
     }
 
     /// Whether the Service `namespace/name` has a ready endpoint. False if the Service does not

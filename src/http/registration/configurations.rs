@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{LONGEST_PAUSE, Registrar, RegistrarState, RoundStop, store_secret};
 use crate::domain::admission::webhook_configuration::{
-    AdmissionEndpoint, CONFIGURATION, OwnerRole, Registration, WebhookObject, bundles, has_content,
-    is_ours, needs_conversion, patch,
+    AdmissionEndpoint, CONFIGURATION, Registration, WebhookObject, bundles, has_content, is_ours,
+    needs_conversion, patch,
 };
 use crate::domain::limits::backoff::backoff;
 use crate::http::certificates::ParsedCertificate;
@@ -158,7 +159,7 @@ impl Registrar {
         })
     }
 
-    async fn find_owner(&self) -> Result<Option<OwnerRole>, RoundStop> {
+    async fn find_owner(&self) -> Result<Option<OwnerReference>, RoundStop> {
         let Some(name) = &self.owner else { return Ok(None) };
         Ok(self.webhook_objects.owner(name).await?)
     }

@@ -16,6 +16,7 @@ use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
@@ -27,9 +28,7 @@ use super::tls::InUse;
 use crate::domain::admission::certificates::{
     CertificateStep, SETTLING, StepInput, adopt, plan, ready,
 };
-use crate::domain::admission::webhook_configuration::{
-    AdmissionEndpoint, OwnerRole, WebhookObject,
-};
+use crate::domain::admission::webhook_configuration::{AdmissionEndpoint, WebhookObject};
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::webhook_objects::{ObservedObject, VersionedSecret, WebhookObjects};
@@ -86,7 +85,7 @@ struct RegistrarState {
     /// missing.
     parts: BTreeMap<WebhookObject, Option<Value>>,
     /// Owner of the configurations. `None`: it was not read yet, or there is none.
-    owner: Option<OwnerRole>,
+    owner: Option<OwnerReference>,
     owner_was_asked: bool,
     /// Authorities that every configuration trusts, each with the time at which this trust was
     /// first observed.

@@ -6,6 +6,7 @@
 //!   second pair of configurations;
 //! * only fields that are decided here are changed; fields of other clients are not changed.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 
 use api::{GROUP, MANAGER};
@@ -74,7 +75,7 @@ pub enum AdmissionEndpoint {
 }
 
 /// Values from which the desired content of each [`WebhookObject`] is made.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Registration {
     /// Namespace in the webhooks' names, which users see in refusals.
     pub namespace: String,
@@ -86,17 +87,9 @@ pub struct Registration {
     pub bundle: String,
     /// Paths of validation, mutation and conversion, in this order.
     pub paths: [&'static str; 3],
-    /// Owner of the webhook configurations. `None`: the configurations get no owner.
-    pub owner: Option<OwnerRole>,
-}
-
-/// A ClusterRole of the operator, which is removed together with the operator.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnerRole {
-    /// Name of the ClusterRole.
-    pub name: String,
-    /// UID of the ClusterRole.
-    pub uid: String,
+    /// Owner of the webhook configurations: a ClusterRole of the operator, which is removed
+    /// together with the operator. `None`: the configurations get no owner.
+    pub owner: Option<OwnerReference>,
 }
 
 impl Registration {
@@ -115,11 +108,8 @@ impl Registration {
     fn configuration(&self, webhook: &Value) -> Value {
         let mut wanted =
             json!({"metadata": {"labels": {REGISTERED_BY: MANAGER}}, "webhooks": [webhook]});
-        if let Some(OwnerRole { name, uid }) = &self.owner {
-            wanted["metadata"][OWNERS] = json!([{
-                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-                "name": name, "uid": uid,
-            }]);
+        if let Some(owner) = &self.owner {
+            wanted["metadata"][OWNERS] = json!([owner]);
         }
         wanted
     }

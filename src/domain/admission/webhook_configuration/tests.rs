@@ -17,12 +17,12 @@ fn registration(endpoint: AdmissionEndpoint) -> Registration {
 
 #[test]
 fn the_webhook_configurations_go_with_their_owner_and_the_crd_stays() {
-    let owner = OwnerRole { name: "role".to_owned(), uid: "1".to_owned() };
-    let with_role = Registration { owner: Some(owner), ..service() };
     let named = |uid| {
         json!([{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
                 "name": "role", "uid": uid}])
     };
+    let owner = serde_json::from_value(named("1")[0].clone()).unwrap();
+    let with_role = Registration { owner: Some(owner), ..service() };
     for part in [WebhookObject::Validating, WebhookObject::Mutating] {
         let wanted = with_role.wanted(part, None).unwrap();
         assert_eq!(wanted["metadata"]["ownerReferences"], named("1"));
