@@ -35,7 +35,6 @@ async fn ask(
         subresource: "",
         namespace: "",
         name,
-        user: "tenant",
         by_operator: false,
         in_v1alpha1: false,
         object,

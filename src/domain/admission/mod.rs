@@ -37,8 +37,6 @@ pub struct AdmissionRequest<'a> {
     pub namespace: &'a str,
     /// Name of the object. Empty if the API server will make the name from `generateName` later.
     pub name: &'a str,
-    /// Name of the requesting user.
-    pub user: &'a str,
     /// Whether the request comes from this operator (any replica). While a controller other than
     /// this operator holds the Lease, the value is also `true` for a request of Harvester's Go
     /// controller.

@@ -151,7 +151,6 @@ mod tests {
             subresource: "",
             namespace: "",
             name: "web",
-            user: "admin",
             by_operator: false,
             in_v1alpha1: false,
             object: Some(&new),

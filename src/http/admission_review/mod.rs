@@ -230,7 +230,6 @@ pub async fn apply_rules(
         subresource: &review.subresource,
         namespace: &review.namespace,
         name: &review.name,
-        user: &review.user,
         by_operator: rules.is_leader(&review.user, username),
         in_v1alpha1: review.in_v1alpha1,
         object: review.object.as_ref(),

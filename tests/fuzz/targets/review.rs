@@ -30,7 +30,6 @@ fn request<'a>(asked: &'a Value, object: Option<&'a Value>) -> AdmissionRequest<
         subresource: text("subResource"),
         namespace: text("namespace"),
         name: text("name"),
-        user: asked["userInfo"]["username"].as_str().unwrap_or_default(),
         by_operator: false,
         in_v1alpha1: asked["requestKind"]["version"] == "v1alpha1",
         object: object.filter(|_| operation != Operation::Delete),

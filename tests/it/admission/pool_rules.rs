@@ -100,13 +100,11 @@ fn request<'a>(
     object: Option<&'a Value>,
     old: Option<&'a Value>,
 ) -> AdmissionRequest<'a> {
-    let (namespace, subresource, user) = ("", "", "admin");
     AdmissionRequest {
         operation,
-        subresource,
-        namespace,
+        subresource: "",
+        namespace: "",
         name,
-        user,
         by_operator: false,
         in_v1alpha1: false,
         object,

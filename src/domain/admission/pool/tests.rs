@@ -17,7 +17,6 @@ pub(super) fn request<'a>(
         subresource: "",
         namespace: "",
         name: "pool",
-        user: "admin",
         by_operator: false,
         in_v1alpha1: false,
         object,

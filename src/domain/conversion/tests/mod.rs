@@ -259,7 +259,6 @@ fn asked(version: Version, old: &Value, new: &Value) -> Vec<Refusal> {
         subresource: "",
         namespace: "default",
         name: "web",
-        user: "tenant",
         by_operator: false,
         in_v1alpha1: version == ALPHA,
         object: Some(new),

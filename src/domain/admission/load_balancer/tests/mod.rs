@@ -51,7 +51,6 @@ pub(super) fn request<'a>(old: Option<&'a Value>, object: &'a Value) -> Admissio
         subresource: "",
         namespace: "ns",
         name: "web",
-        user: "tenant",
         by_operator: false,
         in_v1alpha1: false,
         object: Some(object),
