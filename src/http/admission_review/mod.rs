@@ -205,15 +205,9 @@ impl ParsedReview {
     }
 }
 
-/// Result of the rules of admission for one review.
-#[derive(Debug)]
-pub enum ReviewOutcome {
-    /// The rules gave this answer.
-    Answered(AdmissionAnswer),
-    /// A fact that the rules need was not available. The field is the error of the call that should
-    /// have read this fact.
-    Unknown(CallError),
-}
+/// Result of the rules of admission for one review. `Err`: a fact that the rules need was not
+/// available; the error is that of the call that should have read this fact.
+pub type ReviewOutcome = Result<AdmissionAnswer, CallError>;
 
 /// Applies the rules of admission to a review. `username`: username of this operator.
 pub async fn apply_rules(
@@ -223,7 +217,7 @@ pub async fn apply_rules(
     username: &str,
 ) -> ReviewOutcome {
     if let Some(field) = review.too_large {
-        return ReviewOutcome::Answered(unread(stage, field));
+        return Ok(unread(stage, field));
     }
     let request = AdmissionRequest {
         operation: review.operation,
@@ -235,11 +229,10 @@ pub async fn apply_rules(
         object: review.object.as_ref(),
         old: review.old.as_ref(),
     };
-    let answer = match review.kind {
+    match review.kind {
         ReviewedKind::LoadBalancer => load_balancers::decide(rules, stage, &request).await,
         ReviewedKind::IPPool => Ok(pools::decide(rules, stage, &request).await),
-    };
-    answer.map_or_else(ReviewOutcome::Unknown, ReviewOutcome::Answered)
+    }
 }
 
 /// Answer for an object that is too large and was not parsed. Mutation lets the object pass
@@ -256,63 +249,61 @@ fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
     answer
 }
 
-impl ReviewOutcome {
-    /// Verdict that metrics show for the review.
-    pub fn verdict(&self) -> &'static str {
-        match self {
-            Self::Unknown(_) => "failed",
-            Self::Answered(answer) if !answer.refusals.is_empty() => "refused",
-            Self::Answered(answer) if answer.object.is_some() => "changed",
-            Self::Answered(_) => "allowed",
-        }
+/// Verdict that metrics show for the review.
+pub fn verdict(outcome: &ReviewOutcome) -> &'static str {
+    match outcome {
+        Err(_) => "failed",
+        Ok(answer) if !answer.refusals.is_empty() => "refused",
+        Ok(answer) if answer.object.is_some() => "changed",
+        Ok(_) => "allowed",
     }
+}
 
-    /// Answer to the review, as JSON.
-    pub fn render(&self, review: &ParsedReview, stage: AdmissionStage) -> Vec<u8> {
-        let mut response = json!({"uid": review.uid, "allowed": true});
-        match self {
-            Self::Answered(answer) => {
-                if !answer.refusals.is_empty() {
-                    response["allowed"] = json!(false);
-                    response["status"] = refusal(review, &answer.refusals);
-                } else if let Some(patch) = change(review, stage, answer) {
-                    response["patchType"] = json!("JSONPatch");
-                    response["patch"] = json!(ByteString(patch));
-                }
-                let warnings: Vec<String> =
-                    answer.warnings.iter().take(MOST_WARNINGS).map(|w| shortened(w)).collect();
-                if !warnings.is_empty() {
-                    response["warnings"] = json!(warnings);
-                }
-            }
-            // A request for mutation lets the object pass, because a reconcile can later make the
-            // change. A request for validation fails, because no later step can validate the
-            // object.
-            Self::Unknown(error) if stage == AdmissionStage::Mutation => {
-                tracing::warn!(
-                    %error,
-                    "cannot read a fact that mutation needs: the object stays unchanged"
-                );
-            }
-            Self::Unknown(error) => {
-                tracing::warn!(
-                    %error,
-                    "cannot read a fact that validation needs: the request is refused"
-                );
+/// Answer to the review, as JSON.
+pub fn render(outcome: &ReviewOutcome, review: &ParsedReview, stage: AdmissionStage) -> Vec<u8> {
+    let mut response = json!({"uid": review.uid, "allowed": true});
+    match outcome {
+        Ok(answer) => {
+            if !answer.refusals.is_empty() {
                 response["allowed"] = json!(false);
-                response["status"] = json!({
-                    "status": "Failure",
-                    "code": 500,
-                    "reason": "InternalError",
-                    "message": format!("the object cannot be validated now: {error}; try again"),
-                });
+                response["status"] = refusal(review, &answer.refusals);
+            } else if let Some(patch) = change(review, stage, answer) {
+                response["patchType"] = json!("JSONPatch");
+                response["patch"] = json!(ByteString(patch));
+            }
+            let warnings: Vec<String> =
+                answer.warnings.iter().take(MOST_WARNINGS).map(|w| shortened(w)).collect();
+            if !warnings.is_empty() {
+                response["warnings"] = json!(warnings);
             }
         }
-        let answer = json!({
-            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response,
-        });
-        answer.to_string().into_bytes()
+        // A request for mutation lets the object pass, because a reconcile can later make the
+        // change. A request for validation fails, because no later step can validate the
+        // object.
+        Err(error) if stage == AdmissionStage::Mutation => {
+            tracing::warn!(
+                %error,
+                "cannot read a fact that mutation needs: the object stays unchanged"
+            );
+        }
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "cannot read a fact that validation needs: the request is refused"
+            );
+            response["allowed"] = json!(false);
+            response["status"] = json!({
+                "status": "Failure",
+                "code": 500,
+                "reason": "InternalError",
+                "message": format!("the object cannot be validated now: {error}; try again"),
+            });
+        }
     }
+    let answer = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response,
+    });
+    answer.to_string().into_bytes()
 }
 
 fn change(

@@ -21,7 +21,7 @@ fn parsed() -> ParsedReview {
 }
 
 fn answer(outcome: &ReviewOutcome, stage: AdmissionStage) -> Value {
-    let answer: Value = serde_json::from_slice(&outcome.render(&parsed(), stage)).unwrap();
+    let answer: Value = serde_json::from_slice(&render(outcome, &parsed(), stage)).unwrap();
     assert_eq!(answer["kind"], "AdmissionReview");
     assert_eq!(answer["response"]["uid"], "u-1");
     answer["response"].clone()
@@ -89,7 +89,7 @@ fn refusals_are_whole_sentences_in_every_place() {
     // The answer refuses the request and also has a changed object. The response must contain no
     // patch.
     refused.object = Some(json!({}));
-    let response = answer(&ReviewOutcome::Answered(refused), AdmissionStage::Mutation);
+    let response = answer(&Ok(refused), AdmissionStage::Mutation);
     assert_eq!(response["allowed"], false);
     assert_eq!(response.get("patch"), None);
     let status = &response["status"];
@@ -108,7 +108,7 @@ fn a_refusal_does_not_repeat_a_long_text() {
     for _ in 0..MOST_REFUSALS {
         refused.refuse("f".repeat(100_000), "m".repeat(100_000));
     }
-    let response = answer(&ReviewOutcome::Answered(refused), AdmissionStage::Validation);
+    let response = answer(&Ok(refused), AdmissionStage::Validation);
     let length = response.to_string().len();
     assert!(length < MOST_REFUSALS * 5 * LONGEST_TEXT, "{length} bytes");
 }
@@ -122,7 +122,7 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
     object["metadata"]["labels"] = json!({"a~b": "c"});
     object["metadata"].as_object_mut().unwrap().remove("creationTimestamp");
     changed.object = Some(object.clone());
-    let outcome = ReviewOutcome::Answered(changed);
+    let outcome = Ok(changed);
     let response = answer(&outcome, AdmissionStage::Mutation);
     assert_eq!(response["patchType"], "JSONPatch");
     let patch: ByteString = serde_json::from_value(response["patch"].clone()).unwrap();
@@ -139,7 +139,7 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
         object: Some(asked()["request"]["object"].clone()),
         ..AdmissionAnswer::default()
     };
-    let response = answer(&ReviewOutcome::Answered(same), AdmissionStage::Mutation);
+    let response = answer(&Ok(same), AdmissionStage::Mutation);
     assert_eq!(response, json!({"uid": "u-1", "allowed": true}));
 }
 
@@ -159,13 +159,13 @@ fn a_patch_is_not_much_longer_than_the_object() {
     let length = new.to_string().len();
     let changed = AdmissionAnswer { object: Some(new), ..AdmissionAnswer::default() };
     let review = parse(review(0).to_string().as_bytes()).unwrap();
-    let answer = ReviewOutcome::Answered(changed).render(&review, AdmissionStage::Mutation);
+    let answer = render(&Ok(changed), &review, AdmissionStage::Mutation);
     assert!(answer.len() < length * 2, "{} bytes", answer.len());
 }
 
 #[test]
 fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
-    let unknown = ReviewOutcome::Unknown(CallError::Timeout {
+    let unknown = Err(CallError::Timeout {
         call: crate::k8s::calls::ApiCall::new("GET /"),
         within: std::time::Duration::from_secs(5),
     });
@@ -184,13 +184,13 @@ fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     review["request"]["object"]["extra"] = json!(vec![0; MOST_VALUES]);
     let review = parse(review.to_string().as_bytes()).unwrap();
     assert_eq!((&review.object, review.too_large), (&None, Some("object")));
-    let refused = ReviewOutcome::Answered(unread(AdmissionStage::Validation, "object"));
+    let refused = Ok(unread(AdmissionStage::Validation, "object"));
     let response = answer(&refused, AdmissionStage::Validation);
     assert_eq!(response["allowed"], false);
     let message = response["status"]["message"].as_str().unwrap();
     let expected = "the object has more than 3 MiB, 100000 values or 15000 maps: ";
     assert!(message.starts_with(expected), "{message}");
-    let passed = ReviewOutcome::Answered(unread(AdmissionStage::Mutation, "object"));
+    let passed = Ok(unread(AdmissionStage::Mutation, "object"));
     assert_eq!(answer(&passed, AdmissionStage::Mutation), json!({"uid": "u-1", "allowed": true}));
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![json!({}); MOST_MAPS]);

@@ -176,9 +176,10 @@ impl Webhooks {
         let began = Instant::now();
         let outcome =
             admission_review::apply_rules(&self.admission, stage, &review, &username).await;
-        let answer = outcome.render(&review, stage);
+        let answer = admission_review::render(&outcome, &review, stage);
         if has_turn || answer.len() <= SMALL {
-            self.count(stage.name(), review.kind(), outcome.verdict(), began);
+            let verdict = admission_review::verdict(&outcome);
+            self.count(stage.name(), review.kind(), verdict, began);
         }
         Ok(answer)
     }

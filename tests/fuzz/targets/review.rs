@@ -4,7 +4,7 @@
 
 use harvester_guest_operator::domain::admission::{AdmissionAnswer, Operation, AdmissionRequest, load_balancer, pool};
 use harvester_guest_operator::http::admission::AdmissionStage;
-use harvester_guest_operator::http::admission_review::{self, ReviewOutcome};
+use harvester_guest_operator::http::admission_review;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -56,7 +56,7 @@ fuzz_target!(|data: &[u8]| {
         // Skipped parts need not be text.
         let Ok(question) = serde_json::from_slice::<Value>(data) else { return };
         for stage in [AdmissionStage::Mutation, AdmissionStage::Validation] {
-            let text = ReviewOutcome::Answered(AdmissionAnswer::default()).render(&review, stage);
+            let text = admission_review::render(&Ok(AdmissionAnswer::default()), &review, stage);
             let answer: Value = serde_json::from_slice(&text).unwrap();
             assert_eq!(answer["response"]["uid"], question["request"]["uid"]);
         }
