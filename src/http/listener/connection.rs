@@ -39,7 +39,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::request_progress::{ArrivingBody, RecordedStream, RequestProgress};
-use super::{Caller, ListenerSeat, WIND_DOWN};
+use super::{Caller, ListenerSeat, ServerShutdown, WIND_DOWN};
 use crate::domain::limits::connections::ConnectionPhase;
 
 /// Size, in bytes, of the buffer for a request's head and for data of its body that no handler has
@@ -112,7 +112,8 @@ impl Conversation {
             app: shared.server.app.clone(),
             caller: self.caller.clone(),
             progress: progress.clone(),
-            soon: shared.server.ending.soon.clone(),
+            gone: self.gone.clone(),
+            ending: shared.server.ending.clone(),
             last_from: Instant::now() + shared.server.age,
         };
         let line = RecordedStream { io, progress: progress.clone() };
@@ -176,9 +177,6 @@ impl Conversation {
             if !is_ending && ending.as_mut().poll(cx).is_ready() {
                 is_ending = true;
                 shorten(deadline.as_mut(), Instant::now() + WIND_DOWN);
-            }
-            if is_gone || is_ending {
-                progress.end();
             }
             let is_late = deadline.as_mut().poll(cx).is_ready();
             match now {
@@ -261,7 +259,9 @@ struct Answering {
     app: Router,
     caller: Caller,
     progress: Arc<RequestProgress>,
-    soon: CancellationToken,
+    /// Cancelled when the connection must end to make room. The next answer is then its last.
+    gone: CancellationToken,
+    ending: ServerShutdown,
     /// Time at which the connection has reached its maximum age. An answer after this time is the
     /// last of the connection.
     last_from: Instant,
@@ -275,8 +275,10 @@ impl Answering {
         request.extensions_mut().insert(self.caller);
         let app = TowerToHyperService::new(self.app);
         let mut response = hyper::service::Service::call(&app, request).await?;
-        let is_last =
-            self.progress.is_last() || self.soon.is_cancelled() || Instant::now() >= self.last_from;
+        let is_last = self.gone.is_cancelled()
+            || self.ending.soon.is_cancelled()
+            || self.ending.now.is_cancelled()
+            || Instant::now() >= self.last_from;
         // An answer with another status than 200 is also the last of its connection.
         if is_last || response.status() != StatusCode::OK {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -298,7 +300,7 @@ mod tests {
     use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
-    use crate::http::listener::{AGE, Server, ServerShutdown};
+    use crate::http::listener::{AGE, Server};
     use crate::metrics::Metrics;
 
     /// Size, in bytes, of an answer that has no room in the buffers of two sockets.

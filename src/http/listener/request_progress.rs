@@ -23,8 +23,6 @@ pub(super) struct RequestProgress {
     is_whole: AtomicBool,
     /// Whether part of an answer is not sent yet.
     is_unsent: AtomicBool,
-    /// Whether the next answer is the last of the connection.
-    is_last: AtomicBool,
     answers: AtomicU64,
 }
 
@@ -58,16 +56,6 @@ impl RequestProgress {
         self.is_unsent.store(true, Ordering::Relaxed);
         self.is_asked.store(false, Ordering::Relaxed);
         self.answers.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Marks the next answer as the last of the connection.
-    pub(super) fn end(&self) {
-        self.is_last.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the next answer is the last of the connection, because [`Self::end`] was called.
-    pub(super) fn is_last(&self) -> bool {
-        self.is_last.load(Ordering::Relaxed)
     }
 }
 
