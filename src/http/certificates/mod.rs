@@ -36,6 +36,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::domain::admission::certificates::{
     AUTHORITY_LIFE, BACKDATED, CertificateSecret, StoredAuthority, StoredCertificate, serving_end,
 };
+use crate::domain::object_fields::digest::hex;
 
 /// Content of admission's Secret: map from a key of the Secret to its value.
 pub type Data = BTreeMap<String, Vec<u8>>;
@@ -111,12 +112,9 @@ impl CertificateMaterial {
         names: &BTreeSet<String>,
         previous: &str,
     ) -> Result<Self, CertificateError> {
-        let mut previous = certificates(previous);
-        previous.retain(|ca| ca.not_after > now);
-        previous.truncate(MOST_PREVIOUS);
         let ca = authority(now)?;
         let serving = Some(signed(&ca, now, names)?);
-        Ok(Self { ca, next: None, serving, previous })
+        Ok(Self { ca, next: None, serving, previous: Vec::new() }.trusting(now, previous))
     }
 
     /// Adds the authorities in `pem` to the trusted authorities, because other replicas may still
@@ -176,18 +174,17 @@ impl CertificateMaterial {
                 fits: pair.key.is_some() && is_signed(&pair.certificate, ca),
             }),
             previous: self.previous.iter().map(|ca| ca.not_after).collect(),
-            knows_ours: ours.is_none_or(|ours| {
-                let next = self.next.iter().map(|pair| &pair.certificate);
-                next.chain(&self.previous).chain([ca]).any(|ca| ca.der == ours.der)
-            }),
+            knows_ours: ours.is_none_or(|ours| self.authorities().any(|ca| ca.der == ours.der)),
         }
     }
 
     /// Authorities that the API server must trust, in PEM.
     pub fn bundle(&self) -> String {
-        let next = self.next.iter().map(|pair| &pair.certificate);
-        let all = [&self.ca.certificate].into_iter().chain(next).chain(&self.previous);
-        all.map(|ca| ca.pem.as_str()).collect()
+        self.authorities().map(|ca| ca.pem.as_str()).collect()
+    }
+
+    fn authorities(&self) -> impl Iterator<Item = &ParsedCertificate> {
+        [&self.ca].into_iter().chain(&self.next).map(|pair| &pair.certificate).chain(&self.previous)
     }
 
     /// Authority that will replace the current authority as the signer of certificates. `None`: no
@@ -254,10 +251,8 @@ impl CertificateMaterial {
         now: Duration,
         names: &BTreeSet<String>,
     ) -> Result<Self, CertificateError> {
-        let next = self
-            .next
-            .take()
-            .ok_or_else(|| CertificateError::new(NEXT.0, "missing or not valid"))?;
+        let missing = || CertificateError::new(NEXT.0, "missing or not valid");
+        let next = self.next.take().ok_or_else(missing)?;
         let before = std::mem::replace(&mut self.ca, next);
         self.serving = Some(signed(&self.ca, now, names)?);
         Ok(self.remembering(&before.certificate))
@@ -286,13 +281,9 @@ pub struct ServingIdentity {
 fn authority(now: Duration) -> Result<CertificatePair, CertificateError> {
     let unfit = |e: rcgen::Error| CertificateError::new("cannot make a new authority", e);
     let key = KeyPair::generate().map_err(unfit)?;
-    let mark = key
-        .public_key_raw()
-        .iter()
-        .skip(1)
-        .take(4)
-        .fold(0_u32, |mark, byte| mark << 8 | u32::from(*byte));
-    let mut params = authority_params(&format!("harvester-guest-operator admission {mark:08x}"));
+    let mark: Vec<u8> = key.public_key_raw().iter().skip(1).take(4).copied().collect();
+    let mark = hex(&mark);
+    let mut params = authority_params(&format!("harvester-guest-operator admission {mark}"));
     validity(&mut params, now, now + AUTHORITY_LIFE);
     let made = params.self_signed(&key).map_err(unfit)?;
     Ok(CertificatePair { certificate: certificate(&made.pem())?, key: Some(key.serialize_pem()) })
