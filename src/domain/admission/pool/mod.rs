@@ -234,10 +234,7 @@ impl PoolQuestion {
         if self.changed {
             leased_addresses::check(self, known, &mut answer);
             cluster_networks::check(self, known, &mut answer);
-            let new = self.conflicts(known).into_iter();
-            let before = self.conflicts_before(known);
-            let (worse, old): (Vec<_>, Vec<_>) =
-                new.partition(|conflict| is_news(conflict, &before));
+            let (worse, old) = self.conflicts(known);
             for conflict in worse.iter().take(CONFLICTS) {
                 answer.refuse(conflict.field(), conflict.message());
             }
@@ -256,22 +253,15 @@ impl PoolQuestion {
         answer
     }
 
-    fn conflicts(&self, known: &PoolRuleFacts) -> Vec<PoolConflict> {
-        conflict::against(&self.pool.contender(&known.segment), &self.others(known))
-    }
-
-    fn others<'a>(&self, known: &'a PoolRuleFacts) -> Vec<conflict::PoolContender<'a>> {
+    /// Conflicts with other pools: those that are new or cover more addresses than before, and all
+    /// others. If the request changes the pool's network, all conflicts are new.
+    fn conflicts(&self, known: &PoolRuleFacts) -> (Vec<PoolConflict>, Vec<PoolConflict>) {
         let others = known.pools.iter().filter(|(pool, _)| pool.name != self.pool.name);
-        others.map(|(pool, segment)| pool.contender(segment)).collect()
-    }
-
-    /// Conflicts that the stored version of this pool already has with other pools. Empty for a new
-    /// pool, or if the request changes the pool's network.
-    fn conflicts_before(&self, known: &PoolRuleFacts) -> Vec<PoolConflict> {
+        let others: Vec<_> = others.map(|(pool, segment)| pool.contender(segment)).collect();
+        let of = |pool: &PoolFacts| conflict::against(&pool.contender(&known.segment), &others);
         let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
-        self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
-            conflict::against(&before.contender(&known.segment), &self.others(known))
-        })
+        let before = self.before.as_ref().filter(same).map_or_else(Vec::new, of);
+        of(&self.pool).into_iter().partition(|conflict| is_news(conflict, &before))
     }
 
     /// Refuses a manual release that cannot be parsed. Warns of a manual release that will not be
