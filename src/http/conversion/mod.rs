@@ -15,8 +15,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 
-use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer as _, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -139,16 +139,14 @@ fn convert_all(
     let mut index = 0;
     let mut one = |object: &RawValue| {
         let comma = if index > 0 { "," } else { "" };
-        let converted = answer
-            .append(comma)
-            .map_err(|error| error.to_string())
-            .and_then(|()| convert_one(object.get(), to, &mut budget, answer));
+        let converted =
+            answer.append(comma).and_then(|()| convert_one(object.get(), to, &mut budget, answer));
         failure = converted.err().map(|error| format!("objects[{index}]: {error}"));
         index += 1;
         failure.is_none()
     };
     let mut reader = serde_json::Deserializer::from_str(objects.get());
-    let read = EachOf(&mut one).deserialize(&mut reader);
+    let read = reader.deserialize_seq(EachOf(&mut one));
     match failure {
         Some(failure) => Err(failure),
         None => read.map_err(|error| format!("objects: {error}")),
@@ -158,14 +156,6 @@ fn convert_all(
 /// Visitor that calls a function with each item of a list, until the function returns false or the
 /// list ends. Only one item is in memory at a time.
 struct EachOf<'f>(&'f mut dyn FnMut(&RawValue) -> bool);
-
-impl<'de> DeserializeSeed<'de> for EachOf<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
-        reader.deserialize_seq(self)
-    }
-}
 
 impl<'de> Visitor<'de> for EachOf<'_> {
     type Value = ();
@@ -259,7 +249,7 @@ fn convert_one(
     if let Some(version) = rest.remove("apiVersion") {
         let version = budget.read(version)?;
         if Version::parse(version.as_str().unwrap_or_default()) == Ok(to) {
-            return answer.append(text).map_err(|error| error.to_string());
+            return answer.append(text);
         }
         read.insert("apiVersion".to_owned(), version);
     }
@@ -348,8 +338,8 @@ impl AnswerText {
         Self { text: Vec::with_capacity(reserved + Self::END), most }
     }
 
-    fn append(&mut self, text: &str) -> io::Result<()> {
-        self.write_all(text.as_bytes())
+    fn append(&mut self, text: &str) -> Result<(), String> {
+        self.write_all(text.as_bytes()).map_err(|error| error.to_string())
     }
 }
 
