@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node as FullNode, Pod, Service};
+use k8s_openapi::api::core::v1::{Node as FullNode, NodeAddress, Pod, PodIP, Service};
 use kube::core::ObjectMeta;
 use kube::{CustomResource, Resource};
 use serde::{Deserialize, Serialize};
@@ -87,7 +87,7 @@ pub struct VirtualMachineInstanceStatus {
     pub interfaces: Vec<Interface>,
 }
 
-/// Condition of a VirtualMachineInstance or a pod.
+/// Condition of a VirtualMachineInstance, of a pod, or of a node's link.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VmiCondition {
@@ -150,18 +150,10 @@ pub struct PodStatus {
     pub phase: String,
     /// Addresses on the pod network, at most one of each family.
     #[serde(default, rename = "podIPs")]
-    pub pod_ips: Vec<PodIp>,
+    pub pod_ips: Vec<PodIP>,
     /// Conditions: Ready and others.
     #[serde(default)]
     pub conditions: Vec<VmiCondition>,
-}
-
-/// Address of a pod.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct PodIp {
-    /// Address as text.
-    #[serde(default)]
-    pub ip: String,
 }
 
 /// Service, with the fields that hold addresses.
@@ -241,17 +233,6 @@ pub struct NodeStatus {
     pub addresses: Vec<NodeAddress>,
 }
 
-/// Address or name of a node.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct NodeAddress {
-    /// Type of the entry, such as `InternalIP`.
-    #[serde(default, rename = "type")]
-    pub type_: String,
-    /// Address or name, as text.
-    #[serde(default)]
-    pub address: String,
-}
-
 /// VM, running or not. Only its metadata is read.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
@@ -324,16 +305,5 @@ pub struct HostNetworkConfigStatus {
 pub struct HostNetworkConfigNodeStatus {
     /// Conditions of the node's link, such as `Ready`.
     #[serde(default)]
-    pub conditions: Vec<NodeLinkCondition>,
-}
-
-/// Condition of a node's link.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct NodeLinkCondition {
-    /// Type of the condition, such as `Ready`.
-    #[serde(default, rename = "type")]
-    pub type_: String,
-    /// Status of the condition: True, False or Unknown.
-    #[serde(default)]
-    pub status: String,
+    pub conditions: Vec<VmiCondition>,
 }
