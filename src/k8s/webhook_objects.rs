@@ -80,39 +80,43 @@ impl WebhookObjects {
     /// then each change.
     pub fn watch(&self) -> mpsc::UnboundedReceiver<ObservedObject> {
         let (sender, seen) = mpsc::unbounded_channel();
-        let secret_sender = sender.clone();
-        let metrics = self.metrics.clone();
-        let (secrets, key) = (self.secrets(), format!("{}/{SECRET}", self.namespace));
-        tokio::spawn(async move {
-            let observed = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
-            single(secrets, &key, metrics, |s| drop(secret_sender.send(observed(s)))).await;
-        });
-        self.watch_part::<ValidatingWebhookConfiguration>(WebhookObject::Validating, &sender);
-        self.watch_part::<MutatingWebhookConfiguration>(WebhookObject::Mutating, &sender);
-        self.watch_part::<CustomResourceDefinition>(WebhookObject::Conversion, &sender);
+        let secret = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
+        self.report(self.secrets(), format!("{}/{SECRET}", self.namespace), secret, &sender);
+        let observed = configuration::<ValidatingWebhookConfiguration>(WebhookObject::Validating);
+        let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
+        self.report(api, CONFIGURATION.to_owned(), observed, &sender);
+        let observed = configuration::<MutatingWebhookConfiguration>(WebhookObject::Mutating);
+        let api = Api::<MutatingWebhookConfiguration>::all(self.client.clone());
+        self.report(api, CONFIGURATION.to_owned(), observed, &sender);
+        let observed = configuration::<CustomResourceDefinition>(WebhookObject::Conversion);
+        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
+        self.report(api, CRD.to_owned(), observed, &sender);
         seen
     }
 
-    fn watch_part<K>(&self, part: WebhookObject, sender: &mpsc::UnboundedSender<ObservedObject>)
-    where
-        K: Resource<DynamicType = ()>
-            + Clone
-            + DeserializeOwned
-            + Serialize
-            + Debug
-            + Send
-            + Sync
-            + 'static,
+    /// Watches the object with the key `key` (`namespace/name`, or the name of a cluster-scoped
+    /// object) until the process ends. Sends each new state to `sender`, as `observed` makes it.
+    /// `None`: the object does not exist.
+    fn report<K>(
+        &self,
+        api: Api<K>,
+        key: String,
+        observed: impl Fn(Option<K>) -> ObservedObject + Send + Sync + 'static,
+        sender: &mpsc::UnboundedSender<ObservedObject>,
+    ) where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     {
-        let (client, metrics, sender) = (self.client.clone(), self.metrics.clone(), sender.clone());
+        let (metrics, sender) = (self.metrics.clone(), sender.clone());
+        let config = Config::default().fields(&format!("metadata.name={}", split_key(&key).1));
         tokio::spawn(async move {
-            let on_state = |object: Option<K>| {
-                drop(sender.send(ObservedObject::Configuration(
-                    part,
-                    object.map(|object| value(&object)),
-                )));
-            };
-            single(Api::<K>::all(client), name(part), metrics, on_state).await;
+            let known = || HashSet::from([key.clone()]);
+            let send = |object: Option<K>| drop(sender.send(observed(object)));
+            informer::watch(api, config, &metrics, known, |event| match event {
+                ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => send(Some(object)),
+                ObjectEvent::Gone(..) => send(None),
+                ObjectEvent::Unreadable(_) | ObjectEvent::Complete | ObjectEvent::Refused(_) => {}
+            })
+            .await;
         });
     }
 
@@ -206,22 +210,8 @@ fn name(part: WebhookObject) -> &'static str {
     }
 }
 
-/// Watches the object with the key `key` (`namespace/name`, or the name of a cluster-scoped object)
-/// until this future is dropped. Calls `on_state` with each new state. `None`: the object does not
-/// exist.
-async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut on_state: impl FnMut(Option<K>))
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    let (_, name) = split_key(key);
-    let config = Config::default().fields(&format!("metadata.name={name}"));
-    let known = || HashSet::from([key.to_owned()]);
-    informer::watch(api, config, &metrics, known, |event| match event {
-        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => on_state(Some(object)),
-        ObjectEvent::Gone(..) => on_state(None),
-        ObjectEvent::Unreadable(_) | ObjectEvent::Complete | ObjectEvent::Refused(_) => {}
-    })
-    .await;
+fn configuration<K: Serialize>(part: WebhookObject) -> impl Fn(Option<K>) -> ObservedObject {
+    move |object| ObservedObject::Configuration(part, object.as_ref().map(value))
 }
 
 fn sealed(secret: Secret) -> VersionedSecret {
