@@ -183,11 +183,6 @@ impl PoolQuestion {
         self.pool.selector.network()
     }
 
-    /// Name of the pool. `(new)` while the pool has no name.
-    pub fn name(&self) -> &str {
-        &self.pool.name
-    }
-
     /// `namespace/name` of the LoadBalancer that a manual release names. `None`: there is no valid
     /// manual release, or the ledger does not record the address for this LoadBalancer.
     pub fn releases(&self) -> Option<&str> {
