@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::domain::limits::connections::{ConnectionPhase, ConnectionSource, ConnectionTable};
+use crate::domain::limits::token_bucket::TokenBucket;
 use crate::locks::lock;
 use crate::metrics::Metrics;
 use crate::turns::Turns;
@@ -51,8 +52,8 @@ const LINGERING: usize = 128;
 /// Pauses after a failed accept: the first pause, and the longest pause. Each further failure
 /// doubles the pause. One cause of such a failure is a lack of file descriptors.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
-/// Shortest time between two log lines about connections that were closed to make room.
-const REPORT_EVERY: Duration = Duration::from_mins(1);
+/// Rate limit of log lines about connections that were closed to make room: one a minute.
+const REPORTS: TokenBucket = TokenBucket::new(1, Duration::from_mins(1));
 
 /// Sender of a request, such as an API server.
 #[derive(Clone, Debug)]
@@ -106,7 +107,7 @@ struct ListenerState {
     lingering: Semaphore,
     handshakes: Turns<ConnectionSource>,
     began: Instant,
-    logged: Mutex<Option<Instant>>,
+    reports: Mutex<TokenBucket>,
 }
 
 impl Server {
@@ -118,7 +119,7 @@ impl Server {
             lingering: Semaphore::new(LINGERING),
             handshakes: Turns::new(1),
             began: Instant::now(),
-            logged: Mutex::default(),
+            reports: Mutex::new(REPORTS),
             server: self,
         });
         let tasks = TaskTracker::new();
@@ -180,9 +181,7 @@ impl ListenerState {
     fn report_eviction(&self, source: ConnectionSource, had: usize) {
         let port = self.server.port;
         self.server.metrics.evicted.with_label_values(&[port]).inc();
-        let mut logged = lock(&self.logged);
-        if logged.is_none_or(|logged| logged.elapsed() >= REPORT_EVERY) {
-            *logged = Some(Instant::now());
+        if lock(&self.reports).take(self.began.elapsed()).is_ok() {
             tracing::warn!(
                 port,
                 %source,
