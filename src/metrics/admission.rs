@@ -4,50 +4,39 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::MetricMaker;
 
-/// Metrics of the webhooks that the API server calls, and of their certificates.
-#[derive(Clone)]
-pub struct AdmissionMetrics {
-    /// Requests that the API server sent to the webhooks, by call, kind of object and verdict.
-    pub requests: IntCounterVec,
-    /// Seconds from the last byte of a request to the webhook's answer, by call.
-    pub seconds: HistogramVec,
-    /// TLS handshakes that failed.
-    pub handshakes_failed: IntCounter,
-    /// Time when each certificate of the webhooks expires, in seconds since the epoch.
-    pub certificate_expiry: IntGaugeVec,
-    /// Corrections of webhook registrations that another client had changed, by kind of the
-    /// registration object.
-    pub repairs: IntCounterVec,
-}
-
-impl AdmissionMetrics {
-    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            requests: make.counters(
-                "hgo_admission_requests_total",
-                "Requests of the API server by call, kind and verdict",
-                &["call", "kind", "verdict"],
-            )?,
-            seconds: make.histograms(
-                "hgo_admission_seconds",
-                "Time that an answer took, without reading the request",
-                &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0],
-                &["call"],
-            )?,
-            handshakes_failed: make.counter(
-                "hgo_admission_handshake_errors_total",
-                "TLS handshakes that failed or took too long",
-            )?,
-            certificate_expiry: make.gauges(
-                "hgo_certificate_expiration_timestamp_seconds",
-                "End of a certificate's validity",
-                &["certificate"],
-            )?,
-            repairs: make.counters(
-                "hgo_registration_repairs_total",
-                "Configurations changed by another client and corrected",
-                &["kind"],
-            )?,
-        })
+metric_set! {
+    /// Metrics of the webhooks that the API server calls, and of their certificates.
+    pub struct AdmissionMetrics {
+        /// Requests that the API server sent to the webhooks, by call, kind of object and verdict.
+        pub requests: IntCounterVec = counters(
+            "hgo_admission_requests_total",
+            "Requests of the API server by call, kind and verdict",
+            &["call", "kind", "verdict"],
+        );
+        /// Seconds from the last byte of a request to the webhook's answer, by call.
+        pub seconds: HistogramVec = histograms(
+            "hgo_admission_seconds",
+            "Time that an answer took, without reading the request",
+            &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0],
+            &["call"],
+        );
+        /// TLS handshakes that failed.
+        pub handshakes_failed: IntCounter = counter(
+            "hgo_admission_handshake_errors_total",
+            "TLS handshakes that failed or took too long",
+        );
+        /// Time when each certificate of the webhooks expires, in seconds since the epoch.
+        pub certificate_expiry: IntGaugeVec = gauges(
+            "hgo_certificate_expiration_timestamp_seconds",
+            "End of a certificate's validity",
+            &["certificate"],
+        );
+        /// Corrections of webhook registrations that another client had changed, by kind of the
+        /// registration object.
+        pub repairs: IntCounterVec = counters(
+            "hgo_registration_repairs_total",
+            "Configurations changed by another client and corrected",
+            &["kind"],
+        );
     }
 }

@@ -4,56 +4,47 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec}
 
 use super::MetricMaker;
 
-/// Metrics of the health checks of VM backends.
-#[derive(Clone)]
-pub struct ProbeMetrics {
-    /// Probes by protocol and result.
-    pub done: IntCounterVec,
-    /// Seconds that a probe took, by protocol.
-    pub seconds: HistogramVec,
-    /// Number of backends with a health check, including backends whose address must not be probed.
-    pub targets: IntGauge,
-    /// Changes of a backend's verdict between healthy and unhealthy, by the new verdict.
-    pub verdicts: IntCounterVec,
-    /// Probes that started later than planned, by more than a tenth of their period.
-    pub late: IntCounter,
-    /// Number of backends that count as healthy because their failures are doubted. The label
-    /// `second_opinion` shows whether another replica reaches these backends.
-    doubted: IntGaugeVec,
+metric_set! {
+    /// Metrics of the health checks of VM backends.
+    pub struct ProbeMetrics {
+        /// Probes by protocol and result.
+        pub done: IntCounterVec = counters(
+            "hgo_probes_total",
+            "Probes of VM backends by protocol and result",
+            &["protocol", "result"],
+        );
+        /// Seconds that a probe took, by protocol.
+        pub seconds: HistogramVec = histograms(
+            "hgo_probe_seconds",
+            "Time that a probe took",
+            &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
+            &["protocol"],
+        );
+        /// Number of backends with a health check, including backends whose address must not be
+        /// probed.
+        pub targets: IntGauge = gauge("hgo_probe_targets", "VM backends with a health check");
+        /// Changes of a backend's verdict between healthy and unhealthy, by the new verdict.
+        pub verdicts: IntCounterVec = counters(
+            "hgo_probe_verdicts_total",
+            "Verdicts on VM backends that flipped, by the new verdict",
+            &["verdict"],
+        );
+        /// Probes that started later than planned, by more than a tenth of their period.
+        pub late: IntCounter = counter(
+            "hgo_probes_late_total",
+            "Probes that started later than a tenth of their period",
+        );
+        /// Number of backends that count as healthy because their failures are doubted. The label
+        /// `second_opinion` shows whether another replica reaches these backends.
+        doubted: IntGaugeVec = gauges(
+            "hgo_probe_targets_doubted",
+            "VM backends that fail but stay endpoints, because most fail at once, by the second opinion",
+            &["second_opinion"],
+        );
+    }
 }
 
 impl ProbeMetrics {
-    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            done: make.counters(
-                "hgo_probes_total",
-                "Probes of VM backends by protocol and result",
-                &["protocol", "result"],
-            )?,
-            seconds: make.histograms(
-                "hgo_probe_seconds",
-                "Time that a probe took",
-                &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
-                &["protocol"],
-            )?,
-            targets: make.gauge("hgo_probe_targets", "VM backends with a health check")?,
-            verdicts: make.counters(
-                "hgo_probe_verdicts_total",
-                "Verdicts on VM backends that flipped, by the new verdict",
-                &["verdict"],
-            )?,
-            late: make.counter(
-                "hgo_probes_late_total",
-                "Probes that started later than a tenth of their period",
-            )?,
-            doubted: make.gauges(
-                "hgo_probe_targets_doubted",
-                "VM backends that fail but stay endpoints, because most fail at once, by the second opinion",
-                &["second_opinion"],
-            )?,
-        })
-    }
-
     /// Counts `count` backends whose verdict changed. `healthy`: whether the new verdict is
     /// healthy.
     pub fn flipped(&self, healthy: bool, count: usize) {

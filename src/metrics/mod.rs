@@ -2,6 +2,30 @@
 //! because alerts and dashboards of users contain them. A label has a small fixed set of values, or
 //! it names an object. A series whose label names an object is removed with the object.
 
+/// Declares a set of metrics: a struct with one metric in each field, and its function `new`, which
+/// registers the metrics. After a field's type come the method of [`MetricMaker`] that makes the
+/// metric, and its arguments.
+macro_rules! metric_set {
+    ($(#[$about:meta])* pub struct $set:ident {
+        $(
+            $(#[$doc:meta])*
+            $vis:vis $field:ident: $kind:ident = $method:ident($($given:expr),+ $(,)?);
+        )+
+    }) => {
+        $(#[$about])*
+        #[derive(Clone)]
+        pub struct $set {
+            $($(#[$doc])* $vis $field: $kind,)+
+        }
+
+        impl $set {
+            pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
+                Ok(Self { $($field: make.$method($($given),+)?,)+ })
+            }
+        }
+    };
+}
+
 mod admission;
 mod dhcp_agents;
 mod dhcp_leases;
@@ -371,6 +395,21 @@ impl MetricMaker<'_> {
         labels: &[&str],
     ) -> prometheus::Result<IntCounterVec> {
         self.register(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    /// Counters whose series exist from the start, at 0: one for each of the label's `values`.
+    fn counters_from_zero(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = &'static str>,
+    ) -> prometheus::Result<IntCounterVec> {
+        let counters = self.counters(name, help, &[label])?;
+        for value in values {
+            let _ = counters.with_label_values(&[value]);
+        }
+        Ok(counters)
     }
 
     fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {

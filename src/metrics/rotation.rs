@@ -6,93 +6,81 @@ use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 use super::MetricMaker;
 use crate::domain::credentials::rotation::RotationStep;
 
-/// Metrics of TokenRotations, as the leader observes them.
-#[derive(Clone)]
-pub struct RotationMetrics {
-    /// Earliest expiry of the credentials in the target of a TokenRotation, in seconds since the
-    /// epoch.
-    pub expiries: IntGaugeVec,
-    /// 1 for a TokenRotation whose credential should have been replaced before now, or is only
-    /// watched and expires soon. 0 for every other TokenRotation.
-    pub overdue: IntGaugeVec,
-    /// Expiry of each credential that is only watched, in seconds since the epoch. A TokenRotation
-    /// has at most 32 of these series, because its status lists at most 32 watched credentials.
-    pub watched_expiries: IntGaugeVec,
-    /// 1 for a watched credential that expires soon and is not replaced. 0 for any other watched
-    /// credential.
-    pub watched_overdue: IntGaugeVec,
-    /// Expiry of each API key for a Rancher, in seconds since the epoch.
-    pub key_expiries: IntGaugeVec,
-    /// 1 for an API key that has expired, or that expires soon and is not renewed. 0 for any other
-    /// API key.
-    pub key_overdue: IntGaugeVec,
-    /// Number of TokenRotations, by the reason of their condition `Ready`.
-    pub rotations: IntGaugeVec,
-    /// Credentials that this process wrote into their target, and then observed there.
-    pub published: IntCounter,
-    /// Failed steps of the replacement of credentials, by step.
-    pub failures: IntCounterVec,
-    /// Credentials that were revoked.
-    pub revoked: IntCounter,
+/// Labels of the series for the target of a TokenRotation.
+const TARGET: [&str; 3] = ["namespace", "rotation", "rotated"];
+
+metric_set! {
+    /// Metrics of TokenRotations, as the leader observes them.
+    pub struct RotationMetrics {
+        /// Earliest expiry of the credentials in the target of a TokenRotation, in seconds since
+        /// the epoch.
+        pub expiries: IntGaugeVec = gauges(
+            "hgo_credential_expiration_timestamp_seconds",
+            "Expiry of the first credential in a TokenRotation's target",
+            &TARGET,
+        );
+        /// 1 for a TokenRotation whose credential should have been replaced before now, or is only
+        /// watched and expires soon. 0 for every other TokenRotation.
+        pub overdue: IntGaugeVec = gauges(
+            "hgo_credential_overdue",
+            "1 where a credential should have been replaced, or expires soon and is only watched",
+            &TARGET,
+        );
+        /// Expiry of each credential that is only watched, in seconds since the epoch. A
+        /// TokenRotation has at most 32 of these series, because its status lists at most 32
+        /// watched credentials.
+        pub watched_expiries: IntGaugeVec = gauges(
+            "hgo_credential_watched_expiration_timestamp_seconds",
+            "Expiry of a credential that is only watched",
+            &["namespace", "rotation", "credential", "rotated"],
+        );
+        /// 1 for a watched credential that expires soon and is not replaced. 0 for any other
+        /// watched credential.
+        pub watched_overdue: IntGaugeVec = gauges(
+            "hgo_credential_watched_overdue",
+            "1 where a watched credential expires soon and is not replaced",
+            &["namespace", "rotation", "credential"],
+        );
+        /// Expiry of each API key for a Rancher, in seconds since the epoch.
+        pub key_expiries: IntGaugeVec = gauges(
+            "hgo_credential_api_key_expiration_timestamp_seconds",
+            "Expiry of the API key for a Rancher",
+            &["namespace", "secret", "key"],
+        );
+        /// 1 for an API key that has expired, or that expires soon and is not renewed. 0 for any
+        /// other API key.
+        pub key_overdue: IntGaugeVec = gauges(
+            "hgo_credential_api_key_overdue",
+            "1 where that API key expires soon and is not renewed, or has expired",
+            &["namespace", "secret", "key"],
+        );
+        /// Number of TokenRotations, by the reason of their condition `Ready`.
+        pub rotations: IntGaugeVec = gauges(
+            "hgo_credential_rotations",
+            "TokenRotations by reason",
+            &["reason"],
+        );
+        /// Credentials that this process wrote into their target, and then observed there.
+        pub published: IntCounter = counter(
+            "hgo_credential_publications_total",
+            "Credentials that this process wrote into their target and then observed there",
+        );
+        /// Failed steps of the replacement of credentials, by step.
+        pub failures: IntCounterVec = counters_from_zero(
+            "hgo_credential_failures_total",
+            "Failed steps of the replacement of credentials",
+            "step",
+            RotationStep::ALL.map(RotationStep::word),
+        );
+        /// Credentials that were revoked.
+        pub revoked: IntCounter = counter(
+            "hgo_credential_revocations_total",
+            "Credentials that were revoked",
+        );
+    }
 }
 
 impl RotationMetrics {
-    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
-        let of = ["namespace", "rotation", "rotated"];
-        let failures = make.counters(
-            "hgo_credential_failures_total",
-            "Failed steps of the replacement of credentials",
-            &["step"],
-        )?;
-        for step in RotationStep::ALL {
-            let _ = failures.with_label_values(&[step.word()]);
-        }
-        Ok(Self {
-            expiries: make.gauges(
-                "hgo_credential_expiration_timestamp_seconds",
-                "Expiry of the first credential in a TokenRotation's target",
-                &of,
-            )?,
-            overdue: make.gauges(
-                "hgo_credential_overdue",
-                "1 where a credential should have been replaced, or expires soon and is only watched",
-                &of,
-            )?,
-            watched_expiries: make.gauges(
-                "hgo_credential_watched_expiration_timestamp_seconds",
-                "Expiry of a credential that is only watched",
-                &["namespace", "rotation", "credential", "rotated"],
-            )?,
-            watched_overdue: make.gauges(
-                "hgo_credential_watched_overdue",
-                "1 where a watched credential expires soon and is not replaced",
-                &["namespace", "rotation", "credential"],
-            )?,
-            key_expiries: make.gauges(
-                "hgo_credential_api_key_expiration_timestamp_seconds",
-                "Expiry of the API key for a Rancher",
-                &["namespace", "secret", "key"],
-            )?,
-            key_overdue: make.gauges(
-                "hgo_credential_api_key_overdue",
-                "1 where that API key expires soon and is not renewed, or has expired",
-                &["namespace", "secret", "key"],
-            )?,
-            rotations: make.gauges(
-                "hgo_credential_rotations",
-                "TokenRotations by reason",
-                &["reason"],
-            )?,
-            published: make.counter(
-                "hgo_credential_publications_total",
-                "Credentials that this process wrote into their target and then observed there",
-            )?,
-            failures,
-            revoked: make
-                .counter("hgo_credential_revocations_total", "Credentials that were revoked")?,
-        })
-    }
-
     /// Removes all series of TokenRotations.
     pub fn reset(&self) {
         [
