@@ -15,6 +15,7 @@
 mod release;
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -200,14 +201,6 @@ impl Leadership {
     }
 }
 
-/// Result of one round of the elector.
-enum RoundResult {
-    /// Pause before the next round.
-    Pause(Duration),
-    /// The process must end, because the API server's store has gone back to an older state.
-    End(StoreWentBack),
-}
-
 /// Elector of this process: competes for one Lease, and renews it.
 #[derive(Clone)]
 pub struct LeaderElector {
@@ -249,8 +242,8 @@ impl LeaderElector {
                 leadership.set(LeadershipState::Silent);
             }
             let pause = match done {
-                Ok(Ok(RoundResult::Pause(pause))) => pause,
-                Ok(Ok(RoundResult::End(back))) => return back,
+                Ok(Ok(ControlFlow::Continue(pause))) => pause,
+                Ok(Ok(ControlFlow::Break(back))) => return back,
                 Ok(Err(CallError::Conflict(_))) => Duration::ZERO,
                 Ok(Err(error)) => {
                     tracing::warn!(%error, lease = self.key, "cannot read or write the Lease");
@@ -287,11 +280,13 @@ impl LeaderElector {
         leadership.give_up();
     }
 
+    /// Reads the Lease, and acts on it. Returns the pause before the next round. `Break`: the
+    /// process must end, because the API server's store has gone back to an older state.
     async fn round(
         &self,
         leadership: &Leadership,
         observer: &mut LeaseObserver,
-    ) -> Result<RoundResult, CallError> {
+    ) -> Result<ControlFlow<StoreWentBack, Duration>, CallError> {
         let sent = leadership.now();
         // Deadline of a call, longer than the deadline of the round that makes the call. So the
         // round's deadline is always the first to end.
@@ -320,13 +315,13 @@ impl LeaderElector {
                 // them.
                 leadership.give_up();
                 leadership.set(LeadershipState::Lost);
-                return Ok(RoundResult::End(back));
+                return Ok(ControlFlow::Break(back));
             }
             LeaseAction::Wait(until) => {
                 if notes.question.is_some() && !other {
                     self.give_answer(&calls, lease, leadership).await?;
                 }
-                return Ok(RoundResult::Pause(until.saturating_sub(leadership.now()).min(RETRY)));
+                return Ok(ControlFlow::Continue(until.saturating_sub(leadership.now()).min(RETRY)));
             }
             LeaseAction::Create => {
                 let lease = Lease {
@@ -340,7 +335,7 @@ impl LeaderElector {
                 calls.call_create(&lease).await?;
             }
             LeaseAction::Acquire | LeaseAction::Renew => {
-                let Some(mut lease) = lease else { return Ok(RoundResult::Pause(RETRY)) };
+                let Some(mut lease) = lease else { return Ok(ControlFlow::Continue(RETRY)) };
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action == LeaseAction::Acquire));
                 let annotations = lease.metadata.annotations.get_or_insert_default();
                 annotations.extend(self.marks());
@@ -353,14 +348,14 @@ impl LeaderElector {
             // the start of a term repeats these writes. So this term ends here, and the next round
             // begins another term.
             self.lapse(leadership);
-            return Ok(RoundResult::Pause(Duration::ZERO));
+            return Ok(ControlFlow::Continue(Duration::ZERO));
         }
         leadership.set_other(None);
         leadership.hold_until(self.pace.trusted_until(sent));
         if action != LeaseAction::Renew {
             tracing::info!(lease = self.key, me = self.me, "leading");
         }
-        Ok(RoundResult::Pause(self.pace.renew_every()))
+        Ok(ControlFlow::Continue(self.pace.renew_every()))
     }
 
     /// Writes this process's answer into `lease`, the Lease as it was read. Does nothing if there
