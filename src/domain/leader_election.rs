@@ -12,7 +12,6 @@
 //! must have the same lease duration. None of the three notices that the API server's etcd was
 //! restored from a backup.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -138,23 +137,16 @@ pub enum LeaseAction {
 /// server reads a Lease with a quorum of etcd. After such a restore, this process's caches contain
 /// objects with old versions. The API server will assign these versions again, to other content. A
 /// watch from an old version gets no events until the API server has assigned that version again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the Lease's resourceVersion went back from {from} to {to}, as after a restore of etcd from a backup: \
+     data read before is no longer valid, and this process restarts"
+)]
 pub struct StoreWentBack {
     /// Greatest resourceVersion of the Lease that this process has read.
     pub from: u128,
     /// resourceVersion of the Lease at the latest read, less than `from`.
     pub to: u128,
-}
-
-impl fmt::Display for StoreWentBack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, to } = self;
-        write!(
-            f,
-            "the Lease's resourceVersion went back from {from} to {to}, as after a restore of etcd from a backup: \
-             data read before is no longer valid, and this process restarts"
-        )
-    }
 }
 
 /// Lease as this process last read it, and the time at which this process last observed a change of
