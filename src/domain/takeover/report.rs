@@ -59,14 +59,12 @@ pub fn sentence(step: &TakeoverStep, state: &TakeoverState) -> String {
 /// Describes the observed state in a few lines: programs, leader and ManagedChart.
 pub fn situation(state: &TakeoverState) -> String {
     let mut text = String::new();
-    for program in
-        [TakeoverProgram::GoController, TakeoverProgram::GoWebhook, TakeoverProgram::Operator]
-    {
-        let there = match state.name(program) {
-            "" => "not installed".to_owned(),
-            name => format!("Deployment {name}"),
+    for program in TakeoverProgram::ALL {
+        let there = match state.deployments.get(&program) {
+            None => "not installed".to_owned(),
+            Some(d) => format!("Deployment {}, {} of {} replicas ready", d.name, d.ready, d.wanted),
         };
-        let _ = writeln!(text, "{:<18} {there}{}", format!("{program}:"), replicas(state, program));
+        let _ = writeln!(text, "{:<18} {there}", format!("{program}:"));
     }
     let leader = match &state.leader {
         Leader::None => "none".to_owned(),
@@ -84,12 +82,6 @@ pub fn situation(state: &TakeoverState) -> String {
     );
     let _ = writeln!(text, "{:<18} {chart}", "ManagedChart:");
     text
-}
-
-fn replicas(state: &TakeoverState, program: TakeoverProgram) -> String {
-    state
-        .deployment(program)
-        .map_or_else(String::new, |d| format!(", {} of {} replicas ready", d.ready, d.wanted))
 }
 
 /// Numbered list of the steps that are left in `direction`, or the obstacle that stops the plan.

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use chrono::Utc;
+use futures::future::try_join_all;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -65,43 +66,24 @@ impl TakeoverClient {
     /// the stop of the operator and the next step, the API server may refuse writes of guests. The
     /// number of finalizers is 0 here, because only [`Self::finalizers`] counts them.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
-        let (controller, webhook) = (&self.controller.1, webhook(&self.controller.1));
-        let operator = async { self.replicas(self.operator().await?).await };
+        let deployments = try_join_all(TakeoverProgram::ALL.map(|program| self.replicas(program)));
         let chart = async { anyhow::Ok(self.managed_chart().await?.map(|chart| managed(&chart))) };
-        let (controller, webhook, operator, chart, crds, leader, admission) = tokio::try_join!(
-            self.go_program(controller),
-            self.go_program(&webhook),
-            operator,
-            chart,
-            self.crds(),
-            self.leader(),
-            self.admission(),
-        )?;
-        let finalizers = 0;
-        Ok(TakeoverState {
-            controller,
-            webhook,
-            operator,
-            chart,
-            crds,
-            leader,
-            admission,
-            finalizers,
-        })
+        let (deployments, chart, crds, leader, admission) =
+            tokio::try_join!(deployments, chart, self.crds(), self.leader(), self.admission())?;
+        let deployments = deployments.into_iter().flatten().collect();
+        Ok(TakeoverState { deployments, chart, crds, leader, admission, finalizers: 0 })
     }
 
-    /// Numbers of replicas of the Go controller's or the Go webhook's Deployment `name`.
-    async fn go_program(&self, name: &str) -> anyhow::Result<Option<Replicas>> {
-        self.replicas(self.deployment(&self.controller.0, name).await?).await
-    }
-
-    async fn deployment(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Option<Deployment>, CallError> {
+    /// Deployment of `program`. `None`: there is no such Deployment.
+    async fn deployment(&self, program: TakeoverProgram) -> anyhow::Result<Option<Deployment>> {
+        let (namespace, name) = &self.controller;
+        let name = match program {
+            TakeoverProgram::GoController => name.clone(),
+            TakeoverProgram::GoWebhook => format!("{name}-webhook"),
+            TakeoverProgram::Operator => return self.operator().await,
+        };
         let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
-        api.within(PATIENCE).call_get_opt(name).await
+        Ok(api.within(PATIENCE).call_get_opt(&name).await?)
     }
 
     async fn operator(&self) -> anyhow::Result<Option<Deployment>> {
@@ -118,10 +100,14 @@ impl TakeoverClient {
         Ok(found.pop())
     }
 
-    /// Numbers of replicas of a Deployment, with the number of its pods that have not ended.
-    /// `None`: `deployment` is `None`. A pod that is being deleted counts until it has ended.
-    async fn replicas(&self, deployment: Option<Deployment>) -> anyhow::Result<Option<Replicas>> {
-        let Some(deployment) = deployment else { return Ok(None) };
+    /// Numbers of replicas of the program's Deployment, with the number of its pods that have not
+    /// ended. `None`: there is no such Deployment. A pod that is being deleted counts until it has
+    /// ended.
+    async fn replicas(
+        &self,
+        program: TakeoverProgram,
+    ) -> anyhow::Result<Option<(TakeoverProgram, Replicas)>> {
+        let Some(deployment) = self.deployment(program).await? else { return Ok(None) };
         let selector =
             deployment.spec.as_ref().map(|spec| spec.selector.clone()).unwrap_or_default();
         let labels = selector.match_labels.unwrap_or_default();
@@ -136,8 +122,8 @@ impl TakeoverClient {
             !matches!(phase, Some("Succeeded" | "Failed"))
         };
         let running = pods.iter().filter(runs).count();
-        let replicas = replicas(&deployment);
-        Ok(Some(Replicas { running: i32::try_from(running).unwrap_or(i32::MAX), ..replicas }))
+        let running = i32::try_from(running).unwrap_or(i32::MAX);
+        Ok(Some((program, Replicas { running, ..replicas(&deployment) })))
     }
 
     fn charts(&self) -> Api<DynamicObject> {
@@ -236,13 +222,7 @@ impl TakeoverClient {
     /// the number to 0, and records the former number in the annotation [`ANNOTATION_REPLICAS`].
     /// `Some`: sets the number to the value in `start`, and removes the annotation.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
-        let (namespace, name) = &self.controller;
-        let stored = match program {
-            TakeoverProgram::GoController => self.deployment(namespace, name).await?,
-            TakeoverProgram::GoWebhook => self.deployment(namespace, &webhook(name)).await?,
-            TakeoverProgram::Operator => self.operator().await?,
-        };
-        let Some(stored) = stored else { return Ok(()) };
+        let Some(stored) = self.deployment(program).await? else { return Ok(()) };
         let seen = replicas(&stored);
         let former = match start {
             Some(_) => None,
@@ -267,10 +247,6 @@ pub fn may_pass(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(|error: &CallError| {
         error.may_pass() || matches!(error, CallError::Conflict(_))
     })
-}
-
-fn webhook(controller: &str) -> String {
-    format!("{controller}-webhook")
 }
 
 /// Numbers of replicas that a Deployment shows: wanted now, ready, and wanted before the take-over

@@ -17,6 +17,7 @@
 //!   other's webhook configurations.
 //! * The Go controller starts last.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::{Value, json};
@@ -38,7 +39,7 @@ pub const VM_FINALIZERS: [&str; 2] = [
 ];
 
 /// A program that is stopped or started by a take-over, or by the way back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TakeoverProgram {
     /// Harvester's Go controller for load balancers.
     GoController,
@@ -46,6 +47,11 @@ pub enum TakeoverProgram {
     GoWebhook,
     /// The operator, this program.
     Operator,
+}
+
+impl TakeoverProgram {
+    /// Every program.
+    pub const ALL: [Self; 3] = [Self::GoController, Self::GoWebhook, Self::Operator];
 }
 
 impl fmt::Display for TakeoverProgram {
@@ -169,12 +175,8 @@ pub enum WebhookContent {
 /// State from which the next step is decided. A field is `None` if its object does not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakeoverState {
-    /// The Go controller's Deployment.
-    pub controller: Option<Deployment>,
-    /// The Go webhook's Deployment.
-    pub webhook: Option<Deployment>,
-    /// The operator's Deployment.
-    pub operator: Option<Deployment>,
+    /// Deployment of each program. A program without a Deployment is not in the map.
+    pub deployments: BTreeMap<TakeoverProgram, Deployment>,
     /// Harvester's ManagedChart.
     pub chart: Option<ManagedChart>,
     /// The CRDs of LoadBalancer and IPPool.
@@ -274,7 +276,7 @@ impl Direction {
 fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, String> {
     let missing = "the operator is not installed: install it first, with helm install. It then \
                    waits while the Go controller leads";
-    if state.operator.is_none() {
+    if !state.deployments.contains_key(&TakeoverProgram::Operator) {
         return Err(missing.to_owned());
     }
     // Harvester's Go controller is stopped only if a replica of the operator can take over its
@@ -306,7 +308,7 @@ fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, 
 }
 
 fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
-    if state.controller.is_none() {
+    if !state.deployments.contains_key(&TakeoverProgram::GoController) {
         return Err(
             "there is no Deployment of the Go controller: install Harvester's chart harvester-load-balancer first"
                 .to_owned(),
@@ -347,30 +349,21 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
 }
 
 impl TakeoverState {
-    pub(super) fn deployment(&self, program: TakeoverProgram) -> Option<&Deployment> {
-        match program {
-            TakeoverProgram::GoController => self.controller.as_ref(),
-            TakeoverProgram::GoWebhook => self.webhook.as_ref(),
-            TakeoverProgram::Operator => self.operator.as_ref(),
-        }
-    }
-
-    fn change_deployment(&mut self, program: TakeoverProgram, change: impl FnMut(&mut Deployment)) {
-        let deployment = match program {
-            TakeoverProgram::GoController => &mut self.controller,
-            TakeoverProgram::GoWebhook => &mut self.webhook,
-            TakeoverProgram::Operator => &mut self.operator,
-        };
-        deployment.iter_mut().for_each(change);
+    fn change_deployment(
+        &mut self,
+        program: TakeoverProgram,
+        change: impl FnOnce(&mut Deployment),
+    ) {
+        self.deployments.entry(program).and_modify(change);
     }
 
     /// `namespace/name` of the program's Deployment. Empty: there is no such Deployment.
     pub fn name(&self, program: TakeoverProgram) -> &str {
-        self.deployment(program).map_or("", |deployment| &deployment.name)
+        self.deployments.get(&program).map_or("", |deployment| &deployment.name)
     }
 
     fn end(&self, program: TakeoverProgram) -> Option<TakeoverStep> {
-        let deployment = self.deployment(program)?;
+        let deployment = self.deployments.get(&program)?;
         if deployment.wanted > 0 {
             return Some(TakeoverStep::Stop(program));
         }
@@ -378,7 +371,7 @@ impl TakeoverState {
     }
 
     fn beginning(&self, program: TakeoverProgram) -> Option<TakeoverStep> {
-        let deployment = self.deployment(program)?;
+        let deployment = self.deployments.get(&program)?;
         if deployment.wanted == 0 {
             // One replica is started if the former number is not recorded.
             return Some(TakeoverStep::Start(program, deployment.before.unwrap_or(1).max(1)));

@@ -27,9 +27,11 @@ fn harvester() -> TakeoverState {
         way_back: WayBack::Open,
     };
     TakeoverState {
-        controller: Some(deployment("harvester-load-balancer", 1)),
-        webhook: Some(deployment("harvester-load-balancer-webhook", 1)),
-        operator: Some(deployment("harvester-guest-operator", 2)),
+        deployments: BTreeMap::from([
+            (TakeoverProgram::GoController, deployment("harvester-load-balancer", 1)),
+            (TakeoverProgram::GoWebhook, deployment("harvester-load-balancer-webhook", 1)),
+            (TakeoverProgram::Operator, deployment("harvester-guest-operator", 2)),
+        ]),
         chart: Some(ManagedChart {
             name: "fleet-local/harvester".to_owned(),
             values: json!({"enabled": true}),
@@ -40,6 +42,13 @@ fn harvester() -> TakeoverState {
         admission: WebhookContent::Operator,
         finalizers: 5,
     }
+}
+
+/// State as [`harvester`] returns it, but without the program's Deployment.
+fn without(program: TakeoverProgram) -> TakeoverState {
+    let mut state = harvester();
+    state.deployments.remove(&program);
+    state
 }
 
 #[test]
@@ -73,10 +82,11 @@ fn the_go_webhook_runs_until_the_operator_answers_in_its_place() {
 
 #[test]
 fn nothing_is_stopped_where_no_replica_could_go_on() {
-    let refusal = TAKE_OVER.next(&TakeoverState { operator: None, ..harvester() }).unwrap_err();
+    let refusal = TAKE_OVER.next(&without(TakeoverProgram::Operator)).unwrap_err();
     assert!(refusal.contains("the operator is not installed"), "{refusal}");
     let next = |operator: Deployment| {
-        let state = TakeoverState { operator: Some(operator), ..harvester() };
+        let mut state = harvester();
+        state.deployments.insert(TakeoverProgram::Operator, operator);
         TAKE_OVER.next(&state).unwrap().unwrap()
     };
     let operator = || deployment("harvester-guest-operator", 2);
@@ -137,8 +147,7 @@ fn there_is_no_way_back_while_a_status_is_a_subresource() {
         refusal.contains("CRD ippools.loadbalancer.harvesterhci.io is the operator's"),
         "{refusal}"
     );
-    let refusal =
-        Direction::Undo.next(&TakeoverState { controller: None, ..harvester() }).unwrap_err();
+    let refusal = Direction::Undo.next(&without(TakeoverProgram::GoController)).unwrap_err();
     assert!(refusal.contains("no Deployment of the Go controller"), "{refusal}");
 }
 
@@ -183,7 +192,7 @@ fn what_comes_back_is_stopped_again() {
         state.carry_out(TAKE_OVER, &step);
     }
     assert_eq!(TAKE_OVER.plan(&state).unwrap(), []);
-    let controller = state.controller.as_mut().unwrap();
+    let controller = state.deployments.get_mut(&TakeoverProgram::GoController).unwrap();
     (controller.wanted, controller.running) = (1, 1);
     let steps = TAKE_OVER.plan(&state).unwrap();
     assert_eq!(
@@ -256,7 +265,7 @@ fn any_state() -> impl Strategy<Value = TakeoverState> {
         Just(WebhookContent::OperatorOpen)
     ];
     (
-        (any_deployment(), any_deployment(), any_deployment()),
+        [any_deployment(), any_deployment(), any_deployment()],
         prop::option::of(chart),
         crds,
         leader,
@@ -264,9 +273,11 @@ fn any_state() -> impl Strategy<Value = TakeoverState> {
         0..3usize,
     )
         .prop_map(|(programs, chart, crds, leader, admission, finalizers)| TakeoverState {
-            controller: programs.0,
-            webhook: programs.1,
-            operator: programs.2,
+            deployments: TakeoverProgram::ALL
+                .into_iter()
+                .zip(programs)
+                .filter_map(|(program, deployment)| Some((program, deployment?)))
+                .collect(),
             chart,
             crds,
             leader,
