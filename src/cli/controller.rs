@@ -35,7 +35,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
 
     let metrics = Metrics::new()?;
-    let config = client::config(args.reach.kubeconfig.as_deref()).await?;
+    let config = client::config(args.reach.kubeconfig.as_deref(), client::CONNECT).await?;
     let client = client::through(config.clone(), &metrics)?;
     // The Lease has its own connections, so that a burst of other calls cannot delay a renewal.
     let lease_client = client::through(config.clone(), &metrics)?;

@@ -107,7 +107,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
 
     let (metrics, dhcp) = Metrics::agent()?;
-    let config = client::config(args.kubeconfig.as_deref()).await?;
+    let config = client::config(args.kubeconfig.as_deref(), client::CONNECT).await?;
     // The Lease has its own connections, so that a burst of other calls cannot delay a renewal.
     let lease_client = client::through(config.clone(), &metrics)?;
     let client = client::through(config, &metrics)?;

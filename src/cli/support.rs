@@ -30,7 +30,8 @@ use crate::metrics::Metrics;
 /// Writes the report to standard output.
 pub(super) async fn run(reach: &ConnectionOptions) -> anyhow::Result<()> {
     let (namespace, name) = reach.lease()?;
-    let client = client::connect(reach.kubeconfig.as_deref(), &Metrics::new()?).await?;
+    let config = client::config(reach.kubeconfig.as_deref(), client::CONNECT).await?;
+    let client = client::through(config, &Metrics::new()?)?;
     let report = Box::pin(report(&client, namespace, name)).await;
     write!(std::io::stdout(), "{}", serde_saphyr::to_string(&report)?)?;
     Ok(())

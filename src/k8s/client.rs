@@ -25,14 +25,14 @@ use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Longest time to establish a connection: the lookup of the name, TCP and TLS. The time for TCP
-/// alone is shorter ([`for_tcp`]).
+/// Longest time to establish a connection of a long-running process: the lookup of the name, TCP
+/// and TLS. The time for TCP alone is shorter.
 ///
 /// Go allows ten seconds for TLS. Here a silent TLS handshake may follow the time [`SILENCE`] in
 /// which an open connection was silent. Both together, with the delays of an informer, must take
 /// less than 15 s. A call has no use for a longer time either, because its own deadline
 /// ([`super::CALL_DEADLINE`]) includes the connection.
-const CONNECT: Duration = Duration::from_secs(4);
+pub const CONNECT: Duration = Duration::from_secs(4);
 /// Longest time for which a connection stays open without a call. After a longer time, the API
 /// server at the other end may have become unresponsive, and the next call on the connection would
 /// fail only at its deadline.
@@ -43,44 +43,14 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Number of unanswered keepalive probes after which a connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Creates a client with the configuration in the file `kubeconfig`. `None`: the client gets the
-/// configuration in the file that `KUBECONFIG` names, or in the default file. If there is no such
-/// file, the client gets the configuration of the pod.
+/// Reads the configuration of a client: server and credentials, in the file `kubeconfig`. `None`:
+/// the configuration is in the file that `KUBECONFIG` names, or in the default file. If there is no
+/// such file, it is the configuration of the pod. `connect` is the connect timeout, for TCP and TLS
+/// together.
 ///
 /// The retries of kube's client are off, because these retries would repeat POSTs too. Each caller
 /// decides when a retry is safe.
-pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
-    through(config(kubeconfig).await?, metrics)
-}
-
-/// Creates a client as [`connect`] does, but with `patience` as the connect timeout, for TCP and
-/// TLS together.
-pub async fn connect_within(
-    patience: Duration,
-    kubeconfig: Option<&Path>,
-    metrics: &Metrics,
-) -> anyhow::Result<Client> {
-    let mut config = config(kubeconfig).await?;
-    config.connect_timeout = Some(patience);
-    through(config, metrics)
-}
-
-/// Creates a client as [`connect_within`] does, but this client cannot write. Returns the client
-/// (field 0), and the list to which the client adds each refused read (field 1).
-pub async fn connect_read_only(
-    patience: Duration,
-    kubeconfig: Option<&Path>,
-    metrics: &Metrics,
-) -> anyhow::Result<(Client, RefusedReads)> {
-    let mut config = config(kubeconfig).await?;
-    config.connect_timeout = Some(patience);
-    let refusals = RefusedReads::default();
-    Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
-}
-
-/// Reads the configuration of a client: server, credentials and connect timeout. `kubeconfig` is
-/// the file to read. `None`: the configuration is found as in [`connect`].
-pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+pub async fn config(kubeconfig: Option<&Path>, connect: Duration) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
             let fault = || format!("--kubeconfig {}: cannot be used", path.display());
@@ -93,7 +63,7 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
         )?,
     };
     config.default_retry = false;
-    config.connect_timeout = Some(CONNECT);
+    config.connect_timeout = Some(connect);
     Ok(config)
 }
 
@@ -104,6 +74,13 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
 /// closed when it is idle. kube has no setting that closes idle connections.
 pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     assemble(config, None, metrics)
+}
+
+/// Creates a client as [`through`] does, but this client cannot write. Returns the client (field
+/// 0), and the list to which the client adds each refused read (field 1).
+pub fn read_only(config: Config, metrics: &Metrics) -> anyhow::Result<(Client, RefusedReads)> {
+    let refusals = RefusedReads::default();
+    Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
 }
 
 /// Creates a client as [`through`] does. If `refusals` is set, the client only reads, and adds each

@@ -109,7 +109,8 @@ pub(super) struct CloudConfigArgs {
 pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
     let work = request::read(&args)?;
     let metrics = Metrics::new()?;
-    let client = client::connect_within(PATIENCE, args.kubeconfig.as_deref(), &metrics).await?;
+    let config = client::config(args.kubeconfig.as_deref(), PATIENCE).await?;
+    let client = client::through(config, &metrics)?;
     let hand = CredentialCommands { api: GuestCredentials::new(client), args };
     if let Some(namespace) = &hand.args.namespace {
         ensure!(

@@ -49,7 +49,8 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     let (namespace, name) = args.reach.lease()?;
     let metrics = Metrics::new()?;
     let kubeconfig = args.reach.kubeconfig.as_deref();
-    let (client, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
+    let config = client::config(kubeconfig, PATIENCE).await?;
+    let (client, refusals) = client::read_only(config, &metrics)?;
     let dhcp = args.dhcp.networks();
     let read = stored_objects::read(&client, &refusals, &args.namespace, dhcp, &metrics);
     let reading = Box::pin(read).await?;

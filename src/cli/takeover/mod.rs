@@ -67,13 +67,10 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     let (namespace, name) = args.reach.lease()?;
     let metrics = Metrics::new()?;
     let kubeconfig = args.reach.kubeconfig.as_deref();
-    let (reader, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
+    let config = client::config(kubeconfig, PATIENCE).await?;
+    let (reader, refusals) = client::read_only(config.clone(), &metrics)?;
     // Without `--apply`, the command uses only the connection that cannot write.
-    let client = if args.apply {
-        client::connect_within(PATIENCE, kubeconfig, &metrics).await?
-    } else {
-        reader.clone()
-    };
+    let client = if args.apply { client::through(config, &metrics)? } else { reader.clone() };
     let takeover = TakeoverClient {
         client,
         controller: args.controller.clone(),
