@@ -2,11 +2,9 @@
 //! its lists, and the count of its calls.
 
 use std::path::Path;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use futures::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as Http;
@@ -17,11 +15,11 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tower::util::option_layer;
-use tower::{BoxError, Service, ServiceBuilder, layer::layer_fn};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _, layer::layer_fn, service_fn};
 
 use super::SILENCE;
-use super::paging::FittedPages;
-use super::read_only::{ReadOnly, RefusedReads};
+use super::paging::fit_pages;
+use super::read_only::{RefusedReads, withhold_writes};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
@@ -118,7 +116,7 @@ fn assemble(
         .pool_idle_timeout(IDLE)
         .build::<_, Body>(connector);
     let metrics = metrics.clone();
-    let counted = layer_fn(move |inner| CallCounter { inner, metrics: metrics.clone() });
+    let counted = layer_fn(move |inner| count_calls(inner, metrics.clone()));
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
@@ -126,11 +124,11 @@ fn assemble(
         .map_err(BoxError::from)
         .service(http);
     let read_only =
-        refusals.map(|refusals| layer_fn(move |inner| ReadOnly::new(inner, refusals.clone())));
+        refusals.map(|refusals| layer_fn(move |inner| withhold_writes(inner, refusals.clone())));
     Ok(ClientBuilder::new(service, config.default_namespace)
         .with_layer(&counted)
         .with_layer(&option_layer(read_only))
-        .with_layer(&layer_fn(FittedPages::new))
+        .with_layer(&layer_fn(fit_pages))
         .build())
 }
 
@@ -142,30 +140,23 @@ fn for_tcp(whole: Duration) -> Duration {
 
 /// HTTP service that counts the calls of a client and of its clones in the metrics. When the API
 /// server accepts a watch, the service records this in the metrics too.
-#[derive(Clone)]
-struct CallCounter<S> {
+fn count_calls<S, B>(
     inner: S,
     metrics: Metrics,
-}
-
-impl<S, B> Service<Request<Body>> for CallCounter<S>
+) -> impl Service<Request<Body>, Response = Response<B>, Error = BoxError, Future: Send + 'static>
++ Clone
++ Send
++ 'static
 where
-    S: Service<Request<Body>, Response = Response<B>>,
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError> + Clone + Send + 'static,
     S::Future: Send + 'static,
+    B: Send + 'static,
 {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (method, metrics) = (request.method().clone(), self.metrics.clone());
+    service_fn(move |request: Request<Body>| {
+        let (method, metrics) = (request.method().clone(), metrics.clone());
         let watched = watched(request.uri());
-        let answer = self.inner.call(request);
-        Box::pin(async move {
+        let answer = inner.clone().oneshot(request);
+        async move {
             let answer = answer.await;
             let status = answer.as_ref().ok().map(Response::status);
             let code = status.as_ref().map_or("none", StatusCode::as_str);
@@ -174,8 +165,8 @@ where
                 metrics.watches.began(&resource);
             }
             answer
-        })
-    }
+        }
+    })
 }
 
 #[cfg(test)]

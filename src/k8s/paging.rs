@@ -13,18 +13,16 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use http::{Method, Request, Response, Uri};
 use http_body::Body as HttpBody;
 use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
 use kube::client::Body;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
-use tower::{BoxError, Service, ServiceExt as _};
+use tower::{BoxError, Service, ServiceExt as _, service_fn};
 
 use crate::locks::lock;
 
@@ -99,44 +97,30 @@ impl PageSize {
 
 /// HTTP service that sends a request for a page of a list with a `limit` that fits the size of the
 /// objects: at most the `limit` of the request. Other requests pass unchanged.
-#[derive(Clone)]
-pub(super) struct FittedPages<S> {
+pub(super) fn fit_pages<S, B>(
     inner: S,
-    /// Map from the path of a list to the size of its next page.
-    sizes: Arc<Mutex<HashMap<String, PageSize>>>,
-}
-
-impl<S> FittedPages<S> {
-    pub(super) fn new(inner: S) -> Self {
-        Self { inner, sizes: Arc::default() }
-    }
-}
-
-impl<S, B> Service<Request<Body>> for FittedPages<S>
+) -> impl Service<
+    Request<Body>,
+    Response = Response<Either<Full<Bytes>, B>>,
+    Error = BoxError,
+    Future: Send + 'static,
+> + Send
++ 'static
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError> + Clone + Send + 'static,
     S::Future: Send + 'static,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    type Response = Response<Either<Full<Bytes>, B>>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let most = limit_of(request.uri()).filter(|_| request.method() == Method::GET);
-        let Some(most) = most else {
-            let answer = self.inner.call(request);
-            return Box::pin(async move { Ok(answer.await?.map(Either::Right)) });
-        };
-        let later = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, later);
-        let sizes = self.sizes.clone();
-        Box::pin(async move {
+    // Map from the path of a list to the size of its next page.
+    let sizes = Arc::new(Mutex::new(HashMap::<String, PageSize>::new()));
+    service_fn(move |request: Request<Body>| {
+        let (mut inner, sizes) = (inner.clone(), sizes.clone());
+        async move {
+            let most = limit_of(request.uri()).filter(|_| request.method() == Method::GET);
+            let Some(most) = most else {
+                return Ok::<_, BoxError>(inner.oneshot(request).await?.map(Either::Right));
+            };
             let (request, _) = request.into_parts();
             let path = request.uri.path();
             let known = lock(&sizes).get(path).copied().filter(|_| !is_first_page(&request.uri));
@@ -165,8 +149,8 @@ where
                     Err(error) => size = size.cut(&error).ok_or(error)?,
                 }
             }
-        })
-    }
+        }
+    })
 }
 
 /// Requests a page with at most `limit` objects, and reads it to its end. Fails if the page has
@@ -223,7 +207,7 @@ mod tests {
     use kube::core::ObjectList;
     use proptest::prelude::*;
     use serde_json::json;
-    use tower::{layer::layer_fn, service_fn};
+    use tower::layer::layer_fn;
 
     use super::*;
     use crate::k8s::calls::ApiCalls as _;
@@ -276,7 +260,7 @@ mod tests {
                 answer.map_err(BoxError::from)
             }
         });
-        let layer = layer_fn(FittedPages::new);
+        let layer = layer_fn(fit_pages);
         (Api::all(ClientBuilder::new(api_server, "default").with_layer(&layer).build()), served)
     }
 
@@ -363,7 +347,7 @@ mod tests {
         let silent = service_fn(|_: Request<Body>| {
             std::future::pending::<Result<Response<Body>, BoxError>>()
         });
-        let layer = layer_fn(FittedPages::new);
+        let layer = layer_fn(fit_pages);
         let client = ClientBuilder::new(silent, "default").with_layer(&layer).build();
         let (api, deadline) = (Api::<ConfigMap>::all(client), Duration::from_millis(20));
         let params = ListParams::default().limit(PAGE);

@@ -8,12 +8,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 
-use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, Uri};
 use kube::client::Body;
-use tower::{BoxError, Service};
+use tower::{BoxError, Service, ServiceExt as _, service_fn};
 
 use super::request_path::watched;
 use crate::domain::preview::unread::{ReadFailure, RoleRead};
@@ -52,50 +50,33 @@ impl RefusedReads {
 
 /// HTTP service that sends only GETs, and no watches. A request with another method fails, and a
 /// watch gets no answer. Adds each GET that the API server refused to `refusals`.
-#[derive(Clone)]
-pub(super) struct ReadOnly<S> {
+pub(super) fn withhold_writes<S, B>(
     inner: S,
     refusals: RefusedReads,
-}
-
-impl<S> ReadOnly<S> {
-    pub(super) fn new(inner: S, refusals: RefusedReads) -> Self {
-        Self { inner, refusals }
-    }
-}
-
-impl<S, B> Service<Request<Body>> for ReadOnly<S>
+) -> impl Service<Request<Body>, Response = Response<B>, Error = BoxError, Future: Send + 'static>
++ Clone
++ Send
++ 'static
 where
-    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError> + Clone + Send + 'static,
     S::Future: Send + 'static,
-    B: 'static,
+    B: Send + 'static,
 {
-    type Response = S::Response;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (method, uri) = (request.method().clone(), request.uri().clone());
-        if method != Method::GET {
-            let withheld = WithheldWrite(method, uri.path().to_owned());
-            return Box::pin(async move { Err(withheld.into()) });
-        }
-        if watched(&uri).is_some() {
-            return Box::pin(std::future::pending());
-        }
-        let (answer, refusals) = (self.inner.call(request), self.refusals.clone());
-        Box::pin(async move {
-            let answer = answer.await;
-            if let Ok(answer) = &answer {
-                refusals.add(&method, &uri, answer.status());
+    service_fn(move |request: Request<Body>| {
+        let (inner, refusals) = (inner.clone(), refusals.clone());
+        async move {
+            let (method, uri) = (request.method().clone(), request.uri().clone());
+            if method != Method::GET {
+                return Err(BoxError::from(WithheldWrite(method, uri.path().to_owned())));
             }
-            answer
-        })
-    }
+            if watched(&uri).is_some() {
+                return std::future::pending().await;
+            }
+            let answer = inner.oneshot(request).await?;
+            refusals.add(&method, &uri, answer.status());
+            Ok(answer)
+        }
+    })
 }
 
 /// Object or list that a GET of `uri` reads. The path has the form `/api/v1/…` or
@@ -137,7 +118,6 @@ mod tests {
     use kube::{Api, Client};
     use serde_json::json;
     use tower::layer::layer_fn;
-    use tower::service_fn;
 
     use super::*;
     use crate::api::IPPool;
@@ -158,7 +138,7 @@ mod tests {
             std::future::ready(answer.map_err(BoxError::from))
         });
         let refusals = refusals.clone();
-        let layer = layer_fn(move |inner| ReadOnly::new(inner, refusals.clone()));
+        let layer = layer_fn(move |inner| withhold_writes(inner, refusals.clone()));
         (ClientBuilder::new(server, "default").with_layer(&layer).build(), sent)
     }
 
