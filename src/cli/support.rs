@@ -22,7 +22,7 @@ use crate::api::{IPPool, LoadBalancer, TokenRotation};
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD};
 use crate::domain::object_fields::rfc3339;
 use crate::domain::support_report;
-use crate::k8s::calls::{ApiCall, ApiCalls as _, run_call};
+use crate::k8s::calls::{ApiCalls as _, run_call};
 use crate::k8s::guard::Guard;
 use crate::k8s::{CALL_DEADLINE, CallError, client};
 use crate::metrics::Metrics;
@@ -44,7 +44,7 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     let (rotations, misfit_rotations) = list::<TokenRotation>(client).await;
     let not_read = [misfit_pools, misfit_lbs, misfit_rotations].concat();
     let lease = leases.call_get(name).await;
-    let version = || ApiCall::new("GET /version");
+    let version = || "GET /version".to_owned();
     let version = run_call(CALL_DEADLINE, version, client.apiserver_version()).await;
     json!({
         "time": rfc3339::to_second(Utc::now()),

@@ -13,38 +13,17 @@ use serde::de::DeserializeOwned;
 use super::paging::{TRIES, with_page_deadline};
 use super::{CALL_DEADLINE, CallError, PAGE};
 
-/// Name of a call in errors: for most calls, the HTTP method and the path of the request.
-#[derive(Debug)]
-pub struct ApiCall(Box<str>);
-
-impl ApiCall {
-    /// Creates a call's name from `text`.
-    pub fn new(text: impl Into<Box<str>>) -> Self {
-        Self(text.into())
-    }
-
-    /// Name of the call with the HTTP method `method` and the path of `uri`.
-    pub(super) fn of(method: &http::Method, uri: &http::Uri) -> Self {
-        Self::new(format!("{method} {}", uri.path()))
-    }
-}
-
-impl fmt::Display for ApiCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// An error of kube's client, with the name of the call that caused the error.
+/// An error of kube's client, with the name of the call that caused the error: for most calls, the
+/// HTTP method and the path of the request.
 #[derive(Debug)]
 pub struct FailedCall {
-    call: ApiCall,
+    call: String,
     /// The error of kube's client.
     pub error: kube::Error,
 }
 
 impl FailedCall {
-    pub(super) fn new(call: ApiCall, error: kube::Error) -> Self {
+    pub(super) fn new(call: String, error: kube::Error) -> Self {
         Self { call, error }
     }
 }
@@ -67,7 +46,7 @@ impl Error for FailedCall {
 /// The function `name` makes the name of the call. `name` runs only if the call fails.
 pub(crate) async fn run_call<T>(
     deadline: Duration,
-    name: impl FnOnce() -> ApiCall,
+    name: impl FnOnce() -> String,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, CallError> {
     match tokio::time::timeout(deadline, call).await {
@@ -83,7 +62,7 @@ pub(crate) async fn run_call<T>(
 fn run_list<T>(
     deadline: Duration,
     params: &ListParams,
-    name: impl FnOnce() -> ApiCall,
+    name: impl FnOnce() -> String,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> impl Future<Output = Result<T, CallError>> {
     let page = deadline.min(CALL_DEADLINE);
@@ -114,8 +93,8 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
 
     /// Name of a call about the object `name`, or about a part of that object, such as
     /// `web/status`.
-    fn name_call(&self, method: &str, name: &str) -> ApiCall {
-        ApiCall::new(format!("{method} {}/{name}", self.api().resource_url()))
+    fn name_call(&self, method: &str, name: &str) -> String {
+        format!("{method} {}/{name}", self.api().resource_url())
     }
 
     async fn call_get(&self, name: &str) -> Result<K, CallError> {
@@ -140,7 +119,7 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     }
 
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
-        let name = || ApiCall::new(format!("GET {}", self.api().resource_url()));
+        let name = || format!("GET {}", self.api().resource_url());
         run_list(self.deadline(), params, name, self.api().list(params)).await
     }
 
@@ -167,7 +146,7 @@ pub(super) trait ApiWrites<K: Resource + Clone + DeserializeOwned + fmt::Debug>:
     where
         K: Serialize,
     {
-        let name = || ApiCall::new(format!("POST {}", self.api().resource_url()));
+        let name = || format!("POST {}", self.api().resource_url());
         let params = PostParams::default();
         let call = self.api().create(&params, object);
         run_call(self.deadline(), name, call).await

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::CallError;
-use super::calls::{ApiCall, ApiCalls as _, only_if};
+use super::calls::{ApiCalls as _, only_if};
 use super::credentials::{BoundToken, raw_within, signed_token};
 use crate::api::TokenRotation;
 use crate::api::kubevirt::VirtualMachine;
@@ -109,7 +109,7 @@ impl GuestCredentials {
             }
         };
         tokio::time::timeout(PATIENCE, listed).await.unwrap_or_else(|_| {
-            let call = ApiCall::new(format!("GET {}", all.resource_url()));
+            let call = format!("GET {}", all.resource_url());
             Err(CallError::Timeout { call, within: PATIENCE })
         })
     }

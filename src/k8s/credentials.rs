@@ -26,7 +26,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::calls::{ApiCall, ApiCalls as _, ApiWrites as _, run_call};
+use super::calls::{ApiCalls as _, ApiWrites as _, run_call};
 use super::guard::Guard;
 use super::informer::{self, ObjectEvent};
 use super::{CALL_DEADLINE, CallError};
@@ -97,7 +97,7 @@ impl RawAnswer {
     }
 
     fn error(&self, status: Status) -> CallError {
-        let call = ApiCall::of(&self.method, &self.uri);
+        let call = format!("{} {}", self.method, self.uri.path());
         CallError::new(call, kube::Error::Api(status.boxed()))
     }
 
@@ -125,7 +125,8 @@ pub(super) async fn raw_within(
         let (date, body) = (date.map(|date| date.timestamp()), Zeroizing::new(body.to_vec()));
         Ok((code, date, body))
     };
-    let (code, date, body) = run_call(deadline, || ApiCall::of(&method, &uri), answer).await?;
+    let name = || format!("{method} {}", uri.path());
+    let (code, date, body) = run_call(deadline, name, answer).await?;
     Ok(RawAnswer { method, uri, code, date, body })
 }
 
@@ -311,7 +312,7 @@ impl CredentialReader {
              {namespace}/{account}: add the account to the chart's value credentials.namespaces"
         );
         let status = Status::failure(&why, "Forbidden").with_code(403);
-        let call = ApiCall::new(format!("POST {}", reviews.resource_url()));
+        let call = format!("POST {}", reviews.resource_url());
         Err(CallError::new(call, kube::Error::Api(status.boxed())))
     }
 

@@ -15,7 +15,7 @@ use kube::Client;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::Notify;
 
-use super::calls::{ApiCall, run_call};
+use super::calls::run_call;
 use super::{CALL_DEADLINE, CallError};
 use crate::domain::limits::fair_queue::FairQueue;
 use crate::domain::limits::text::cut;
@@ -137,7 +137,7 @@ async fn publish(
     let name = || {
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let (namespace, name) = (part(&object.namespace), part(&object.name));
-        ApiCall::new(format!("Event of {} {namespace}/{name}", part(&object.kind)))
+        format!("Event of {} {namespace}/{name}", part(&object.kind))
     };
     let mut left = if event.type_ == EventType::Warning { WARNING_TRIES } else { 1 };
     loop {

@@ -70,7 +70,7 @@ pub mod write;
 
 use std::time::Duration;
 
-use self::calls::{ApiCall, FailedCall};
+use self::calls::FailedCall;
 use crate::metrics::Metrics;
 
 /// Deadline of one call. When the deadline has passed without an answer, it is unknown whether the
@@ -94,10 +94,10 @@ pub const SILENCE: Duration = Duration::from_secs(10);
 pub enum CallError {
     /// A conflict: another client changed or created the object first (409).
     #[error("{0}: the object was changed by another client")]
-    Conflict(ApiCall),
+    Conflict(String),
     /// The object or the subresource does not exist (404).
     #[error("{0}: not found")]
-    NotFound(ApiCall),
+    NotFound(String),
     /// An object that is installed with the operator is missing. Field 0: the object's kind. Field
     /// 1: its name.
     #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, restores it")]
@@ -114,7 +114,7 @@ pub enum CallError {
     #[error("{call}: no answer within {within:?}")]
     Timeout {
         /// The call without an answer.
-        call: ApiCall,
+        call: String,
         /// Deadline of the call.
         within: Duration,
     },
@@ -136,7 +136,7 @@ impl CallError {
     }
 
     /// Converts an error of kube's client into the reason why `call` failed.
-    fn new(call: ApiCall, error: kube::Error) -> Self {
+    fn new(call: String, error: kube::Error) -> Self {
         match &error {
             // The reasons "Conflict" and "AlreadyExists" have the same code, 409.
             kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
@@ -153,7 +153,7 @@ impl CallError {
     /// Error of a call that was not sent, because its request could not be made. `what`: name of
     /// the call in the error.
     fn not_sent(what: &str, error: kube::Error) -> Self {
-        Self::new(ApiCall::new(format!("{what} not sent")), error)
+        Self::new(format!("{what} not sent"), error)
     }
 
     /// Reason why the API server refused the call, if a repetition would be refused too (status
@@ -250,7 +250,7 @@ mod tests {
     fn a_404_is_not_found_whatever_reason_it_has() {
         for reason in ["NotFound", "Failed to parse error data", ""] {
             let status = Status::failure("404 page not found", reason).with_code(404);
-            let error = CallError::new(ApiCall::new("GET /"), kube::Error::Api(status.boxed()));
+            let error = CallError::new("GET /".to_owned(), kube::Error::Api(status.boxed()));
             assert!(matches!(error, CallError::NotFound(_)), "{reason:?}: {error:?}");
         }
     }
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_has_a_series() {
-        let call = || ApiCall::new("GET /");
+        let call = || "GET /".to_owned();
         let failed = |(code, reason)| {
             let status = Status::failure("no", reason).with_code(code);
             CallError::new(call(), kube::Error::Api(status.boxed()))
@@ -330,16 +330,16 @@ mod tests {
             .chain([(408, true), (429, true), (500, true), (503, true)])
         {
             let status = Status::failure("no", "Unknown").with_code(code).boxed();
-            let error = CallError::new(ApiCall::new("GET /"), kube::Error::Api(status));
+            let error = CallError::new("GET /".to_owned(), kube::Error::Api(status));
             assert_eq!(error.may_pass(), passes, "{code}");
         }
-        let late = CallError::Timeout { call: ApiCall::new("GET /"), within: CALL_DEADLINE };
+        let late = CallError::Timeout { call: "GET /".to_owned(), within: CALL_DEADLINE };
         assert!(late.may_pass());
     }
 
     #[tokio::test]
     async fn a_success_makes_no_name() {
-        let name = || -> ApiCall { panic!("named") };
+        let name = || -> String { panic!("named") };
         let answer = run_call(CALL_DEADLINE, name, std::future::ready(Ok(1))).await;
         assert!(matches!(answer, Ok(1)));
     }

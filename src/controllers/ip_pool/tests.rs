@@ -23,7 +23,6 @@ use crate::domain::pools::status::pool_status;
 use crate::domain::vm_backends::health::second_opinion::ReplicaPlace;
 use crate::domain::{LbFacts, Owner};
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
 use crate::k8s::leadership::{LeaderElector, Leadership};
@@ -252,7 +251,7 @@ async fn a_write_without_an_answer_is_not_repeated_in_its_batch_and_reported_onc
         ("c", false, false),
         ("d", false, false),
     ] {
-        let late = CallError::Timeout { call: ApiCall::new("write"), within: Duration::ZERO };
+        let late = CallError::Timeout { call: "write".to_owned(), within: Duration::ZERO };
         let error = if is_answered { CallError::Missing("kind", "name") } else { late };
         assert_eq!(task.count_failed_write(pool, &error), again, "{pool}, {error}");
     }
@@ -273,7 +272,7 @@ async fn a_pool_that_needs_no_write_has_no_trouble() {
     stored.status =
         pool_status(seen, &[], None, None, stored.meta.generation, "2026-11-30T00:00:00Z");
     task.stored.insert("a".to_owned(), stored);
-    let late = CallError::Timeout { call: ApiCall::new("write"), within: Duration::ZERO };
+    let late = CallError::Timeout { call: "write".to_owned(), within: Duration::ZERO };
     assert!(!task.count_failed_write("a", &late));
     loop {
         task.allocator.touch("a");

@@ -25,7 +25,7 @@ use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::reason::{self, NoLease};
 use crate::k8s::CallError;
-use crate::k8s::calls::{ApiCall, ApiCalls as _};
+use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer::key;
 
 /// Time after the start of a term. During this time, a published address stays even if the recorded
@@ -104,7 +104,7 @@ pub(super) async fn allocate(
         fresh = true;
     }
     let attempts = format!("{REPETITIONS} attempts to write DHCPLease {name}");
-    Err(CallError::Conflict(ApiCall::new(attempts)).into())
+    Err(CallError::Conflict(attempts).into())
 }
 
 /// Decides the next step of the LoadBalancer's lease, from the views and from `record`, the

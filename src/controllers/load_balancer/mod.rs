@@ -38,7 +38,6 @@ use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::load_balancer::{bounds, facts};
 use crate::domain::vm_backends::readiness::ServingStatus;
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiCall;
 use crate::k8s::read::ApiReader;
 use crate::k8s::trimmed::LbTrimming;
 use crate::prober::Prober;
@@ -262,7 +261,7 @@ async fn reconcile_until_settled(
     }
     let attempts =
         format!("{REPETITIONS} attempts to reconcile LoadBalancer {}", facts::name(&seen));
-    Err(CallError::Conflict(ApiCall::new(attempts)).into())
+    Err(CallError::Conflict(attempts).into())
 }
 
 /// Runs one pass of a reconcile. Returns the time until the next pass is due, even without a

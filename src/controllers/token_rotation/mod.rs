@@ -48,7 +48,6 @@ use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::object_fields::resource_version::is_newer;
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::informer::{ObjectEvent, split_key};
 use crate::k8s::store::{self, StoreWriter};
@@ -342,7 +341,7 @@ async fn reconcile(
     }
     let run = Box::pin(steps::run_steps(&context, &rotation));
     let late = |_| {
-        let call = ApiCall::new(format!("reconcile of {name}"));
+        let call = format!("reconcile of {name}");
         Err(CallError::Timeout { call, within: RECONCILE_DEADLINE })
     };
     match tokio::time::timeout(RECONCILE_DEADLINE, run).await.unwrap_or_else(late) {

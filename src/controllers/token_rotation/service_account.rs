@@ -14,7 +14,6 @@ use crate::domain::credentials::rotation::MintedCredential;
 use crate::domain::credentials::rotation::status::source_account;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::BoundToken;
 use crate::k8s::write::BoundSecret;
 use crate::rancher::ServerClient;
@@ -109,7 +108,7 @@ impl RotationRun<'_> {
             }
             tokio::time::sleep(TOKEN_READ_INTERVAL).await;
         }
-        let call = ApiCall::new(format!("token in Secret {}/{name}", self.namespace()));
+        let call = format!("token in Secret {}/{name}", self.namespace());
         Err(CallError::Timeout { call, within: TOKEN_READ_INTERVAL * TOKEN_READS })
     }
 

@@ -14,7 +14,6 @@ use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::write::SecretKeyRef;
 use crate::rancher::{RancherError, ReplacementToken, TokenRights};
@@ -75,7 +74,7 @@ pub(super) async fn read(
             Ok(TargetRead::of(nothing, watched))
         }
         // The CRD requires `spec.rancher` for these targets.
-        (_, None) => Err(ReadFault::Call(CallError::NotFound(ApiCall::new("spec.rancher")))),
+        (_, None) => Err(ReadFault::Call(CallError::NotFound("spec.rancher".to_owned()))),
     }
 }
 

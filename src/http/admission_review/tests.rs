@@ -166,7 +166,7 @@ fn a_patch_is_not_much_longer_than_the_object() {
 #[test]
 fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
     let unknown = Err(CallError::Timeout {
-        call: crate::k8s::calls::ApiCall::new("GET /"),
+        call: "GET /".to_owned(),
         within: std::time::Duration::from_secs(5),
     });
     let judged = answer(&unknown, AdmissionStage::Validation);

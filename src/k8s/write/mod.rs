@@ -28,7 +28,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::calls::{ApiCall, ApiCalls as _, ApiWrites as _, run_call};
+use super::calls::{ApiCalls as _, ApiWrites as _, run_call};
 use super::leadership::Leadership;
 use super::{CALL_DEADLINE, CallError, count_write};
 use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool, IPPoolStatus, LoadBalancer};
@@ -220,7 +220,8 @@ impl ApiWriter {
             ),
         );
         let call = self.client.request::<PartialObjectMeta<K>>(request);
-        let answer = run_call(CALL_DEADLINE, || ApiCall::of(&method, &uri), call).await;
+        let name = || format!("{method} {}", uri.path());
+        let answer = run_call(CALL_DEADLINE, name, call).await;
         self.count::<K, _>(answer).map(|object| object.metadata)
     }
 

@@ -17,7 +17,6 @@ use crate::domain::admission::webhook_configuration::{CONFIGURATION, REGISTERED_
 use crate::domain::takeover::steps::{
     ANNOTATION_REPLICAS, ANNOTATION_VALUES, SUB_CHART, TakeoverProgram,
 };
-use crate::k8s::calls::ApiCall;
 
 const OPERATOR: &str = "/apis/apps/v1/namespaces/ns/deployments/operator";
 const CONTROLLER: &str = "/apis/apps/v1/namespaces/ns/deployments/go";
@@ -287,7 +286,7 @@ async fn time_without_answers_is_no_part_of_a_steps_wait() {
 
 #[test]
 fn only_errors_without_a_refusal_may_pass() {
-    let call = || ApiCall::new("GET /");
+    let call = || "GET /".to_owned();
     let late = CallError::Timeout { call: call(), within: POLL_INTERVAL };
     assert!(may_pass(&anyhow::Error::new(late).context("cannot scale")));
     assert!(!may_pass(&anyhow::Error::new(CallError::NotFound(call()))));

@@ -38,7 +38,6 @@ use crate::domain::vm_backends::readiness::{BackendCounts, ServiceState, Serving
 use crate::domain::vm_backends::service as service_domain;
 use crate::domain::vm_backends::service::WantedService;
 use crate::k8s::CallError;
-use crate::k8s::calls::ApiCall;
 
 /// Maximum number of steps until the Service, or all EndpointSlices, are as desired. Each step is
 /// decided from the answer to the one before. More are needed only if the API server stores
@@ -353,8 +352,7 @@ impl<'a> ServiceTarget<'a> {
 
     /// Error after [`MOST_STEPS`] steps, if the objects of the kind `kind` are not as desired yet.
     fn unsettled(&self, kind: &str) -> CallError {
-        let steps = format!("{MOST_STEPS} steps to write {kind} of {}", self.key);
-        CallError::Conflict(ApiCall::new(steps))
+        CallError::Conflict(format!("{MOST_STEPS} steps to write {kind} of {}", self.key))
     }
 
     fn client(&self) -> kube::Client {
