@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::Context;
+use crate::api::kubevirt::VirtualMachineInstance;
 use crate::domain::vm_backends::topology;
 use crate::k8s::CallError;
 use crate::k8s::informer::split_key;
@@ -31,10 +32,11 @@ async fn annotate(ctx: &Context, key: &str) -> Result<(), CallError> {
     let Some((vm, here)) = ctx.views.whereabouts(key) else { return Ok(()) };
     let Some(patch) = topology::patch(&vm, &here) else { return Ok(()) };
     let (namespace, name) = split_key(key);
-    let written = ctx.writer.patch_vm(namespace, name, &patch).await;
+    let write = ctx.writer.patch::<VirtualMachineInstance>(Some(namespace), name, &patch, None);
+    let written = write.await;
     tokio::time::sleep(PACE).await;
     match written {
-        Ok(()) => {
+        Ok(_) => {
             tracing::info!(
                 vm = key,
                 region = here.region,

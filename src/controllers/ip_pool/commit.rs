@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::LedgerTask;
 use super::stored::StoredPool;
-use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, POOL_FINALIZER};
+use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPool, IPPoolStatus, POOL_FINALIZER};
 use crate::domain::limits::backoff::backoff;
 use crate::domain::object_fields::finalizers::{with_finalizer, without_finalizers};
 use crate::domain::object_fields::rfc3339;
@@ -142,7 +142,7 @@ impl LedgerTask {
         let added = with_finalizer(finalizers, POOL_FINALIZER).filter(|_| !is_deleting);
         if let Some(all) = added {
             let patch = meta_patch(json!({"finalizers": all}), &meta);
-            meta = writer.patch_pool_meta(name, &patch).await?;
+            meta = writer.patch::<IPPool>(None, name, &patch, None).await?;
         }
         if is_new {
             let version = meta.resource_version.unwrap_or_default();
@@ -158,7 +158,8 @@ impl LedgerTask {
             None
         };
         if let Some(change) = last {
-            meta = writer.patch_pool_meta(name, &meta_patch(change, &meta)).await?;
+            let patch = meta_patch(change, &meta);
+            meta = writer.patch::<IPPool>(None, name, &patch, None).await?;
         }
         Ok((meta, is_new.then_some(desired)))
     }

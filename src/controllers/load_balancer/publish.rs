@@ -63,7 +63,8 @@ pub(super) async fn write_counts(
     patch: &Value,
     ctx: &LbContext,
 ) -> Result<(), CallError> {
-    let written = Box::pin(ctx.shared.writer.patch_lb(namespace, name, patch)).await?;
+    let write = ctx.shared.writer.patch::<LoadBalancer>(Some(namespace), name, patch, None);
+    let written = Box::pin(write).await?;
     has_changed(patch, &written, ctx);
     Ok(())
 }
@@ -112,8 +113,10 @@ async fn write(
         turn = ctx.writes.take(namespace.clone()) => turn,
         turn = ctx.awaited_writes.take(namespace.clone()), if is_awaited => turn,
     };
+    let (writer, name) = (&ctx.shared.writer, lb.name_any());
+    let write = writer.patch::<LoadBalancer>(Some(&namespace), &name, patch, None);
     // Boxed, so that futures that wait for a turn are small.
-    let written = Box::pin(ctx.shared.writer.patch_lb(&namespace, &lb.name_any(), patch)).await;
+    let written = Box::pin(write).await;
     written.map_err(|error| match error {
         CallError::Conflict(_) | CallError::NotFound(_) => ReconcileError::Outdated,
         error => error.into(),

@@ -9,7 +9,6 @@
 mod credentials;
 mod dhcp_agents;
 mod dhcp_leases;
-mod migration;
 mod serving;
 
 pub use credentials::{BoundSecret, SecretKeyRef};
@@ -51,17 +50,6 @@ impl ApiWriter {
     /// Creates a writer. Sends no request.
     pub fn new(client: Client, leadership: Arc<Leadership>, metrics: Metrics) -> Self {
         Self { client, leadership, metrics, plain_pools: Arc::default() }
-    }
-
-    /// Applies the merge patch `patch` to a LoadBalancer, including its status. Returns the new
-    /// metadata.
-    pub async fn patch_lb(
-        &self,
-        namespace: &str,
-        name: &str,
-        patch: &Value,
-    ) -> Result<ObjectMeta, CallError> {
-        self.patch::<LoadBalancer>(Some(namespace), name, patch, None).await
     }
 
     /// Applies the merge patch `patch` to a LoadBalancer. The patch sets the condition that names
@@ -107,13 +95,12 @@ impl ApiWriter {
         self.count::<IPPool, _>(written).map(drop)
     }
 
-    /// Applies the merge patch `patch` to an IPPool's metadata. Returns the new metadata.
-    pub async fn patch_pool_meta(
-        &self,
-        name: &str,
-        patch: &Value,
-    ) -> Result<ObjectMeta, CallError> {
-        self.patch::<IPPool>(None, name, patch, None).await
+    /// Creates an IPPool. Returns the stored IPPool. Fails with a conflict if an IPPool with that
+    /// name exists.
+    pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
+        self.check_leadership()?;
+        let api = Api::<IPPool>::all(self.client.clone());
+        self.count::<IPPool, _>(api.call_create(pool).await)
     }
 
     /// Changes a pool's status from `stored` to `desired`. `version` is the resourceVersion of the
@@ -172,8 +159,9 @@ impl ApiWriter {
         Ok(Api::namespaced(self.client.clone(), namespace))
     }
 
-    /// Creates `object` in `namespace`. Returns its metadata.
-    async fn create<K: Resource<DynamicType = ()>>(
+    /// Creates `object` in `namespace`. Returns its metadata. Fails with a conflict if an object of
+    /// the kind with that name exists.
+    pub async fn create<K: Resource<DynamicType = ()>>(
         &self,
         namespace: &str,
         object: &impl Serialize,
@@ -183,9 +171,9 @@ impl ApiWriter {
         self.send::<K>(request.create(&PostParams::default(), body)).await
     }
 
-    /// Sends the merge patch `patch` for the object `name`. `namespace: None`: the object is
-    /// cluster-scoped. Returns the object's new metadata.
-    async fn patch<K: Resource<DynamicType = ()>>(
+    /// Applies the merge patch `patch` to the object `name`, or to its subresource. `namespace:
+    /// None`: the object is cluster-scoped. Returns the object's new metadata.
+    pub async fn patch<K: Resource<DynamicType = ()>>(
         &self,
         namespace: Option<&str>,
         name: &str,
@@ -294,6 +282,8 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::discovery::v1::EndpointSlice;
+
     use super::*;
     use crate::api::{DHCPLease, TokenRotation, Workload, WorkloadKind};
     use crate::domain::credentials::secret_text::SecretText;
@@ -325,26 +315,23 @@ mod tests {
         };
         let workload = Workload { kind: WorkloadKind::DaemonSet, name: "d".to_owned() };
         let answers = [
-            writer.patch_lb("ns", "lb", &json!({})).await.err(),
-            writer.patch_pool_meta("pool", &json!({})).await.err(),
+            writer.patch::<LoadBalancer>(Some("ns"), "lb", &json!({}), None).await.err(),
+            writer.patch::<IPPool>(None, "pool", &json!({}), None).await.err(),
             writer.write_pool_status("pool", "1", &status, &status).await.err(),
             writer.create_service("ns", &json!({})).await.err(),
             writer.patch_service("ns", "lb", &json!({})).await.err(),
             writer.delete_service("ns", "lb", "uid", "1").await.err(),
-            writer.create_slice("ns", &json!({})).await.err(),
-            writer.patch_slice("ns", "lb", &json!({})).await.err(),
+            writer.create::<EndpointSlice>("ns", &json!({})).await.err(),
             writer.delete_slice("ns", "lb", "1").await.err(),
             writer.create_deployment("ns", &json!({})).await.err(),
             writer.replace_deployment("ns", "d", &json!({})).await.err(),
             writer.delete_deployment("ns", "d", "uid", "1").await.err(),
             writer.patch_network("ns", "n", &json!({})).await.err(),
-            writer.patch_vm("ns", "vm", &json!({})).await.err(),
             writer.create_pool(&IPPool::default()).await.err(),
             writer.create_record(&DHCPLease::default()).await.err(),
             writer.patch_record(&DHCPLease::default(), &json!({})).await.err(),
             writer.delete_record(&DHCPLease::default()).await.err(),
-            writer.patch_config_map("ns", "map", &json!({})).await.err(),
-            writer.patch_crd_status("crd", &json!({})).await.err(),
+            writer.patch::<IPPool>(None, "pool", &json!({}), Some("status")).await.err(),
             writer.patch_rotation_status("ns", "r", &json!({})).await.err(),
             writer.patch_rotation_meta("ns", "r", &json!({})).await.err(),
             writer.check_leadership().err(),

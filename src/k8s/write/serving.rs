@@ -1,14 +1,10 @@
-//! Guarded writes for vm LoadBalancers: Services, EndpointSlices, and the topology annotations of
-//! VMs.
+//! Guarded writes for vm LoadBalancers: Services, and the deletion of EndpointSlices.
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::core::ObjectMeta;
-use serde::Serialize;
 use serde_json::Value;
 
 use super::{ApiWriter, typed};
-use crate::api::kubevirt::VirtualMachineInstance;
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiWrites as _, only_if};
 
@@ -69,27 +65,6 @@ impl ApiWriter {
         }))
     }
 
-    /// Creates an EndpointSlice, and returns its metadata. Fails with a conflict if an
-    /// EndpointSlice with that name exists.
-    pub async fn create_slice(
-        &self,
-        namespace: &str,
-        slice: &impl Serialize,
-    ) -> Result<ObjectMeta, CallError> {
-        self.create::<EndpointSlice>(namespace, slice).await
-    }
-
-    /// Applies the merge patch `patch` to an EndpointSlice. Returns the EndpointSlice's new
-    /// metadata.
-    pub async fn patch_slice(
-        &self,
-        namespace: &str,
-        name: &str,
-        patch: &impl Serialize,
-    ) -> Result<ObjectMeta, CallError> {
-        self.patch::<EndpointSlice>(Some(namespace), name, patch, None).await
-    }
-
     /// Deletes an EndpointSlice. Fails with a conflict if the EndpointSlice's resourceVersion is
     /// not `version`.
     pub async fn delete_slice(
@@ -101,15 +76,5 @@ impl ApiWriter {
         let api = self.leading::<EndpointSlice>(namespace)?;
         let params = only_if(None, Some(version));
         self.count::<EndpointSlice, _>(api.call_delete(name, &params).await).map(drop)
-    }
-
-    /// Applies the merge patch `patch` to a VirtualMachineInstance.
-    pub async fn patch_vm(
-        &self,
-        namespace: &str,
-        name: &str,
-        patch: &Value,
-    ) -> Result<(), CallError> {
-        self.patch::<VirtualMachineInstance>(Some(namespace), name, patch, None).await.map(drop)
     }
 }

@@ -136,7 +136,9 @@ impl ServiceTarget<'_> {
         }});
         let _turn = self.ctx.writes.take(self.namespace.clone()).await;
         let writer = &self.ctx.shared.writer;
-        match Box::pin(writer.patch_slice(&self.namespace, &slice.name, &patch)).await {
+        let namespace = Some(self.namespace.as_str());
+        let write = writer.patch::<EndpointSlice>(namespace, &slice.name, &patch, None);
+        match Box::pin(write).await {
             Ok(meta) => {
                 let version = meta.resource_version.unwrap_or_default();
                 self.store_slice(slice.annotated(version, !settings.is_null()));

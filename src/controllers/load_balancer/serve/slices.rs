@@ -92,11 +92,13 @@ impl ServiceTarget<'_> {
         let (meta, endpoints) = match write {
             SliceWrite::Create { name, endpoints } => {
                 let slice = endpoint_slices::create(lb, name, family, &ports, endpoints, &now);
-                (Box::pin(writer.create_slice(namespace, &slice)).await?, endpoints)
+                let write = writer.create::<EndpointSlice>(namespace, &slice);
+                (Box::pin(write).await?, endpoints)
             }
             SliceWrite::Update { name, version, endpoints } => {
                 let patch = endpoint_slices::patch(lb, version, &ports, endpoints, &now);
-                (Box::pin(writer.patch_slice(namespace, name, &patch)).await?, endpoints)
+                let write = writer.patch::<EndpointSlice>(Some(namespace), name, &patch, None);
+                (Box::pin(write).await?, endpoints)
             }
             SliceWrite::Delete { name, version } => {
                 Box::pin(writer.delete_slice(namespace, name, version)).await?;
