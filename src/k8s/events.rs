@@ -7,7 +7,7 @@
 //! Event in five minutes. Here one budget limits all Events, because all of them together slow the
 //! other writes.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -43,9 +43,8 @@ pub struct EventRecorder {
 #[derive(Default)]
 struct EventQueue {
     waiting: Mutex<FairQueue<(Event, ObjectReference)>>,
-    /// Notified when an Event is queued, and when the last clone of the [`EventRecorder`] is
-    /// dropped.
-    news: Arc<Notify>,
+    /// Notified when an Event is queued.
+    news: Notify,
 }
 
 impl EventQueue {
@@ -54,15 +53,9 @@ impl EventQueue {
     }
 }
 
-impl Drop for EventQueue {
-    fn drop(&mut self) {
-        self.news.notify_one();
-    }
-}
-
 impl EventRecorder {
-    /// Starts the task that writes the queued Events to the API server. The task ends when the last
-    /// clone of the recorder is dropped. `me`: name of this process in the Events.
+    /// Starts the task that writes the queued Events to the API server, until the process ends.
+    /// `me`: name of this process in the Events.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
         let queue = Arc::<EventQueue>::default();
         let reporter = Reporter {
@@ -70,7 +63,7 @@ impl EventRecorder {
             instance: Some(me.to_owned()),
         };
         let recorder = Recorder::new(client, reporter);
-        tokio::spawn(write(Arc::downgrade(&queue), queue.news.clone(), recorder, metrics.clone()));
+        tokio::spawn(write(queue.clone(), recorder, metrics.clone()));
         Self { queue, metrics }
     }
 
@@ -102,12 +95,11 @@ impl EventRecorder {
     }
 }
 
-async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, metrics: Metrics) {
+async fn write(queue: Arc<EventQueue>, recorder: Recorder, metrics: Metrics) {
     let (mut budget, began) = (BUDGET, Instant::now());
     'events: loop {
-        let Some(next) = queue.upgrade().map(|queue| queue.pop()) else { return };
-        let Some((event, object)) = next else {
-            news.notified().await;
+        let Some((event, object)) = queue.pop() else {
+            queue.news.notified().await;
             continue;
         };
         // When the budget is used up, a Normal Event is dropped, and a Warning waits.
