@@ -11,7 +11,6 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,8 +22,7 @@ use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD};
 use crate::domain::object_fields::rfc3339;
 use crate::domain::support_report;
 use crate::k8s::calls::{ApiCalls as _, run_call};
-use crate::k8s::guard::Guard;
-use crate::k8s::{CALL_DEADLINE, CallError, client};
+use crate::k8s::{CALL_DEADLINE, CallError, client, stored_objects};
 use crate::metrics::Metrics;
 
 /// Writes the report to standard output.
@@ -39,10 +37,10 @@ pub(super) async fn run(reach: &ConnectionOptions) -> anyhow::Result<()> {
 
 async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     let leases = Api::<Lease>::namespaced(client.clone(), namespace);
-    let (pools, misfit_pools) = list::<IPPool>(client).await;
-    let (lbs, misfit_lbs) = list::<LoadBalancer>(client).await;
-    let (rotations, misfit_rotations) = list::<TokenRotation>(client).await;
-    let not_read = [misfit_pools, misfit_lbs, misfit_rotations].concat();
+    let mut not_read = Vec::new();
+    let pools = list::<IPPool>(client, &mut not_read).await;
+    let lbs = list::<LoadBalancer>(client, &mut not_read).await;
+    let rotations = list::<TokenRotation>(client, &mut not_read).await;
     let lease = leases.call_get(name).await;
     let version = || "GET /version".to_owned();
     let version = run_call(CALL_DEADLINE, version, client.apiserver_version()).await;
@@ -63,29 +61,19 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     })
 }
 
-/// Lists the objects of a kind. Returns the readable objects, and a list of errors. The list has
-/// one error for each unreadable object, or one error if the list itself failed.
-async fn list<K>(client: &Client) -> (Vec<K>, Vec<String>)
+/// Lists the objects of a kind. Returns the readable objects. Adds to `not_read` an error for each
+/// unreadable object, and one if the list failed.
+async fn list<K>(client: &Client, not_read: &mut Vec<String>) -> Vec<K>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let all = Api::<Guard<K>>::all(client.clone());
-    match all.call_list(&ListParams::default()).await {
-        Ok(list) => {
-            let (mut objects, mut misfits) = (Vec::new(), Vec::new());
-            for object in list.items {
-                match object.0 {
-                    Ok(object) => objects.push(object),
-                    Err(misfit) => {
-                        let name = misfit.metadata.name.as_deref().unwrap_or_default();
-                        misfits.push(format!("{} {name}: {misfit}", K::kind(&())));
-                    }
-                }
-            }
-            (objects, misfits)
-        }
-        Err(error) => (Vec::new(), vec![format!("{}: {error}", K::plural(&()))]),
-    }
+    let mut unreadable = Vec::new();
+    let listed = stored_objects::list::<K>(client, &mut unreadable).await;
+    not_read.extend(unreadable.into_iter().map(|(object, why)| format!("{object}: {why}")));
+    listed.unwrap_or_else(|error| {
+        not_read.push(format!("{}: {error}", K::plural(&())));
+        Vec::new()
+    })
 }
 
 /// Report of the LoadBalancer CRD: its versions and its conversion, but not its schema.
