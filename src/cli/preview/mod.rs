@@ -21,9 +21,8 @@ use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::pools::kube_vip_import;
 use crate::domain::preview::{self, LoadBalancerLine, PlannedWrite, Preview, report, unread};
 use crate::domain::takeover::forecast::{Forecast, forecast};
-use crate::k8s::client;
 use crate::k8s::stored_objects::{self, ReadResult};
-use crate::k8s::takeover::TakeoverClient;
+use crate::k8s::{client, takeover};
 use crate::metrics::Metrics;
 
 /// Options of `preview`.
@@ -54,18 +53,12 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     let dhcp = args.dhcp.networks();
     let read = stored_objects::read(&client, &refusals, &args.namespace, dhcp, &metrics);
     let reading = Box::pin(read).await?;
-    let takeover = TakeoverClient {
-        client: client.clone(),
-        controller: (args.namespace.clone(), String::new()),
-        chart: (String::new(), String::new()),
-        lease: (namespace.to_owned(), name.to_owned()),
-    };
     let now = Utc::now();
     let mut plan = Box::pin(plan(&client, &reading, &args.namespace)).await;
     // Errors of these two reads are ignored, because `refusals` records the reads that were
     // refused.
-    plan.leader = takeover.leader().await.ok();
-    plan.admission = takeover.admission().await.ok();
+    plan.leader = takeover::leader(&client, namespace, name).await.ok();
+    plan.admission = takeover::admission(&client).await.ok();
     let namespaces = super::namespaces(&args.credential_namespaces);
     let mut late = reading.late.clone();
     match credentials::read(&client, &namespaces, now.timestamp()).await {

@@ -68,8 +68,9 @@ impl TakeoverClient {
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let deployments = try_join_all(TakeoverProgram::ALL.map(|program| self.replicas(program)));
         let chart = async { anyhow::Ok(self.managed_chart().await?.map(|chart| managed(&chart))) };
+        let leader = leader(&self.client, &self.lease.0, &self.lease.1);
         let (deployments, chart, crds, leader, admission) =
-            tokio::try_join!(deployments, chart, self.crds(), self.leader(), self.admission())?;
+            tokio::try_join!(deployments, chart, self.crds(), leader, admission(&self.client))?;
         let deployments = deployments.into_iter().flatten().collect();
         Ok(TakeoverState { deployments, chart, crds, leader, admission, finalizers: 0 })
     }
@@ -136,23 +137,6 @@ impl TakeoverClient {
     /// because no Rancher manages this Harvester.
     async fn managed_chart(&self) -> Result<Option<DynamicObject>, CallError> {
         self.charts().within(PATIENCE).call_get_if_served(&self.chart.1).await
-    }
-
-    /// Holder of the Lease that the Go controller and the operator compete for. [`Leader::None`]:
-    /// the Lease is free, has expired or does not exist.
-    pub async fn leader(&self) -> anyhow::Result<Leader> {
-        let (namespace, name) = &self.lease;
-        let api = Api::<Lease>::namespaced(self.client.clone(), namespace);
-        let lease = api.within(PATIENCE).call_get_opt(name).await?;
-        Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
-    }
-
-    /// Reads from the ValidatingWebhookConfiguration which webhooks check objects at admission:
-    /// those of the operator, or others, such as those of the Go controller.
-    pub async fn admission(&self) -> anyhow::Result<WebhookContent> {
-        let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
-        let found = api.within(PATIENCE).call_get_opt(CONFIGURATION).await?;
-        Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
     }
 
     /// Carries out the write of `step`. A step without a write has no effect. Succeeds without a
@@ -240,6 +224,22 @@ impl TakeoverClient {
         let written = api.within(PATIENCE).call_patch(&stored.name_any(), &patch).await;
         written.map(drop).with_context(|| format!("cannot scale Deployment {}", seen.name))
     }
+}
+
+/// Holder of the Lease that the Go controller and the operator compete for. [`Leader::None`]: the
+/// Lease is free, has expired or does not exist.
+pub async fn leader(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Leader> {
+    let api = Api::<Lease>::namespaced(client.clone(), namespace);
+    let lease = api.within(PATIENCE).call_get_opt(name).await?;
+    Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
+}
+
+/// Reads from the ValidatingWebhookConfiguration which webhooks check objects at admission: those
+/// of the operator, or others, such as those of the Go controller.
+pub async fn admission(client: &Client) -> anyhow::Result<WebhookContent> {
+    let api = Api::<ValidatingWebhookConfiguration>::all(client.clone());
+    let found = api.within(PATIENCE).call_get_opt(CONFIGURATION).await?;
+    Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
 }
 
 /// Whether `error` is a failed call that may succeed when it is repeated.
