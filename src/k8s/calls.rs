@@ -10,22 +10,16 @@ use kube::{Api, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::paging::{TRIES, with_page_deadline};
+use super::paging::{PAGE_DEADLINE, TRIES};
 use super::{CALL_DEADLINE, CallError, PAGE};
 
 /// An error of kube's client, with the name of the call that caused the error: for most calls, the
 /// HTTP method and the path of the request.
 #[derive(Debug)]
 pub struct FailedCall {
-    call: String,
+    pub(super) call: String,
     /// The error of kube's client.
     pub error: kube::Error,
-}
-
-impl FailedCall {
-    pub(super) fn new(call: String, error: kube::Error) -> Self {
-        Self { call, error }
-    }
 }
 
 impl fmt::Display for FailedCall {
@@ -54,20 +48,6 @@ pub(crate) async fn run_call<T>(
         Ok(Err(error)) => Err(CallError::new(name(), error)),
         Err(_) => Err(CallError::Timeout { call: name(), within: deadline }),
     }
-}
-
-/// Runs one call for a list, as [`run_call`] does. If `params` requests a page, each try has the
-/// deadline `deadline`, but at most [`CALL_DEADLINE`]: a page that is late is requested again with
-/// fewer objects.
-fn run_list<T>(
-    deadline: Duration,
-    params: &ListParams,
-    name: impl FnOnce() -> String,
-    call: impl Future<Output = Result<T, kube::Error>>,
-) -> impl Future<Output = Result<T, CallError>> {
-    let page = deadline.min(CALL_DEADLINE);
-    let whole = if params.limit.is_some() { deadline.max(page * TRIES) } else { deadline };
-    run_call(whole, name, with_page_deadline(page, call))
 }
 
 /// Parameters of a deletion that fails with a conflict if the object has another UID or another
@@ -118,9 +98,14 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         }
     }
 
+    /// Reads a list, or a page of it. Each try of a page has the deadline of a call, but at most
+    /// [`CALL_DEADLINE`]: a page that is late is requested again with fewer objects.
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
         let name = || format!("GET {}", self.api().resource_url());
-        run_list(self.deadline(), params, name, self.api().list(params)).await
+        let deadline = self.deadline();
+        let page = deadline.min(CALL_DEADLINE);
+        let whole = if params.limit.is_some() { deadline.max(page * TRIES) } else { deadline };
+        run_call(whole, name, PAGE_DEADLINE.scope(page, self.api().list(params))).await
     }
 
     /// Reads a consistent list page by page, with one call for each page. Calls `take` for each

@@ -146,7 +146,7 @@ impl CallError {
             // (kube-core 5.0, `reason_or_code` looks up the wrong reason). An API server that
             // serves no kind of the group gives no reason.
             kube::Error::Api(status) if status.code == 404 => Self::NotFound(call),
-            _ => Self::Other(Box::new(FailedCall::new(call, error))),
+            _ => Self::Other(Box::new(FailedCall { call, error })),
         }
     }
 

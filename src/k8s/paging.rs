@@ -8,8 +8,8 @@
 //! The API server reads all objects of a page before it sends the first byte, and answers too late
 //! if the page has many large ones. A list that begins again would come to the same page. So a page
 //! with more objects than the first is requested again with fewer objects if it fails. A call that
-//! has a deadline has it for each page ([`with_page_deadline`]): a page that is late is requested
-//! again with fewer objects, down to one.
+//! has a deadline has it for each page ([`PAGE_DEADLINE`]): a page that is late is requested again
+//! with fewer objects, down to one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -42,17 +42,9 @@ const LONG_PAUSE: u64 = 8;
 pub(super) const TRIES: u32 = 5;
 
 tokio::task_local! {
-    /// Deadline of a page with more than one object. Not set in the lists of informers.
-    static PAGE_DEADLINE: Duration;
-}
-
-/// Runs `call` with the deadline `deadline` for each try of a page that has more than one object. A
-/// page of one object is cut no further, so the caller sets a deadline of the whole call.
-pub(super) fn with_page_deadline<T>(
-    deadline: Duration,
-    call: impl Future<Output = T>,
-) -> impl Future<Output = T> {
-    PAGE_DEADLINE.scope(deadline, call)
+    /// Deadline of each try of a page with more than one object. Not set in the lists of informers.
+    /// A page of one object is cut no further, so the caller sets a deadline of the whole call.
+    pub(super) static PAGE_DEADLINE: Duration;
 }
 
 /// Size of the next page of a list.
