@@ -105,24 +105,17 @@ impl LeaseHolderWatch {
     /// and the Event: the subresource was removed, or could not be removed. Empty: the CRD had no
     /// status subresource.
     async fn without_subresource(&self) -> &'static str {
-        match self.remove_subresource().await {
-            Ok(false) => "",
-            Ok(true) => reason::STATUS_KEPT,
-            Err(error) => {
-                tracing::warn!(crd = IP_POOLS, %error, "cannot remove IPPool's status subresource");
-                reason::STATUS_DROPPED
-            }
-        }
-    }
-
-    /// Removes the status subresource from IPPool's CRD. Returns whether the CRD had the
-    /// subresource.
-    async fn remove_subresource(&self) -> anyhow::Result<bool> {
-        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-        let stored = serde_json::to_value(api.call_get(IP_POOLS).await?)?;
-        let Some(patch) = without_status(&stored) else { return Ok(false) };
-        api.call_patch(IP_POOLS, &patch).await?;
-        Ok(true)
+        let removal = async {
+            let api = Api::<CustomResourceDefinition>::all(self.client.clone());
+            let stored = serde_json::to_value(api.call_get(IP_POOLS).await?)?;
+            let Some(patch) = without_status(&stored) else { return anyhow::Ok("") };
+            api.call_patch(IP_POOLS, &patch).await?;
+            Ok(reason::STATUS_KEPT)
+        };
+        removal.await.unwrap_or_else(|error| {
+            tracing::warn!(crd = IP_POOLS, %error, "cannot remove IPPool's status subresource");
+            reason::STATUS_DROPPED
+        })
     }
 
     /// Writes the condition with the holder's name to each LoadBalancer that has existed for
