@@ -23,7 +23,6 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::ObjectMeta;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 
@@ -323,24 +322,18 @@ impl LeaderElector {
                 }
                 return Ok(ControlFlow::Continue(until.saturating_sub(leadership.now()).min(RETRY)));
             }
-            LeaseAction::Create => {
-                let lease = Lease {
-                    metadata: ObjectMeta {
-                        name: Some(self.name.clone()),
-                        annotations: Some(self.marks().into()),
-                        ..ObjectMeta::default()
-                    },
-                    spec: Some(self.spec(None, true)),
-                };
-                calls.call_create(&lease).await?;
-            }
-            LeaseAction::Acquire | LeaseAction::Renew => {
-                let Some(mut lease) = lease else { return Ok(ControlFlow::Continue(RETRY)) };
-                lease.spec = Some(self.spec(lease.spec.as_ref(), action == LeaseAction::Acquire));
+            LeaseAction::Create | LeaseAction::Acquire | LeaseAction::Renew => {
+                let mut lease = lease.unwrap_or_default();
+                lease.metadata.name = Some(self.name.clone());
+                lease.spec = Some(self.spec(lease.spec.as_ref(), action != LeaseAction::Renew));
                 let annotations = lease.metadata.annotations.get_or_insert_default();
                 annotations.extend(self.marks());
                 put_question(annotations, lock(&leadership.said).question.clone());
-                calls.call_replace(&self.name, &lease).await?;
+                if action == LeaseAction::Create {
+                    calls.call_create(&lease).await?;
+                } else {
+                    calls.call_replace(&self.name, &lease).await?;
+                }
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
