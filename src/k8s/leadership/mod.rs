@@ -17,7 +17,6 @@ mod release;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -69,17 +68,17 @@ pub struct ReplicaNotes {
 /// changes that time, and all writers check it.
 #[derive(Debug)]
 pub struct Leadership {
+    /// Time of the creation of this value.
     started: Duration,
-    /// Time at which the leadership expires, in milliseconds since `started`. 0: this process does
-    /// not lead.
-    until: AtomicU64,
+    /// Time at which the leadership expires. Zero: this process does not lead.
+    until: Mutex<Duration>,
     leading: watch::Sender<bool>,
     state: watch::Sender<LeadershipState>,
     /// Identity of the Lease's holder, if the holder is not a replica of this operator. `None`: a
     /// replica of this operator holds the Lease, or no process does.
     other: watch::Sender<Option<String>>,
-    /// End of the elector's last round, in milliseconds since `started`.
-    last_round: AtomicU64,
+    /// End of the elector's last round. `None`: no round has ended.
+    last_round: Mutex<Option<Duration>>,
     /// Messages in the Lease, as this process last read them.
     read: watch::Sender<ReplicaNotes>,
     /// Messages of this process. The question is written while this process leads. The answer is
@@ -94,11 +93,11 @@ impl Default for Leadership {
     fn default() -> Self {
         Self {
             started: clock::now(),
-            until: AtomicU64::new(0),
+            until: Mutex::default(),
             leading: watch::Sender::new(false),
             state: watch::Sender::new(LeadershipState::Lost),
             other: watch::Sender::new(None),
-            last_round: AtomicU64::new(0),
+            last_round: Mutex::default(),
             read: watch::Sender::new(ReplicaNotes::default()),
             said: Mutex::default(),
             news: Notify::new(),
@@ -109,7 +108,7 @@ impl Default for Leadership {
 impl Leadership {
     /// Whether this process leads now, so that it may write.
     pub fn is_current(&self) -> bool {
-        self.now() < Duration::from_millis(self.until.load(Ordering::Acquire))
+        clock::now() < *lock(&self.until)
     }
 
     /// Returns a receiver of a flag, which is true while this process leads. The receiver is
@@ -162,21 +161,16 @@ impl Leadership {
     /// Time since the end of the elector's last round, successful or failed. Before the first round
     /// ends: time since the creation of this value.
     pub fn silence(&self) -> Duration {
-        self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
+        clock::now().saturating_sub(lock(&self.last_round).unwrap_or(self.started))
     }
 
     /// Whether the elector has finished a round, successful or failed.
     pub fn has_finished_round(&self) -> bool {
-        self.last_round.load(Ordering::Relaxed) > 0
-    }
-
-    fn now(&self) -> Duration {
-        clock::now().saturating_sub(self.started)
+        lock(&self.last_round).is_some()
     }
 
     fn hold_until(&self, until: Duration) {
-        let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
-        self.until.store(millis, Ordering::Release);
+        *lock(&self.until) = until;
         // `state` may still be `Held` from a term that expired, if since that expiry no other
         // process was observed to take the Lease. `send_replace` notifies the receivers even if the
         // value is the same, so that they notice the new term.
@@ -195,7 +189,7 @@ impl Leadership {
     }
 
     fn give_up(&self) {
-        self.until.store(0, Ordering::Release);
+        *lock(&self.until) = Duration::ZERO;
         self.leading.send_if_modified(|leading| std::mem::replace(leading, false));
     }
 }
@@ -253,8 +247,7 @@ impl LeaderElector {
                     Duration::ZERO
                 }
             };
-            let now = u64::try_from(leadership.now().as_millis()).unwrap_or(u64::MAX);
-            leadership.last_round.store(now, Ordering::Relaxed);
+            *lock(&leadership.last_round) = Some(clock::now());
             self.pause(leadership, pause.max(Duration::from_millis(20))).await;
         }
     }
@@ -262,14 +255,14 @@ impl LeaderElector {
     /// Waits for the time `pause`, or until this process has a message to write. If the
     /// leadership expires meanwhile, ends it at that moment.
     async fn pause(&self, leadership: &Leadership, pause: Duration) {
-        let wake = leadership.now() + pause;
-        let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
+        let wake = clock::now() + pause;
+        let until = *lock(&leadership.until);
         if *leadership.leading.borrow() && until <= wake {
-            tokio::time::sleep(until.saturating_sub(leadership.now())).await;
+            tokio::time::sleep(until.saturating_sub(clock::now())).await;
             self.lapse(leadership);
         }
         tokio::select! {
-            () = tokio::time::sleep(wake.saturating_sub(leadership.now())) => {}
+            () = tokio::time::sleep(wake.saturating_sub(clock::now())) => {}
             () = leadership.news.notified() => {}
         }
     }
@@ -286,7 +279,7 @@ impl LeaderElector {
         leadership: &Leadership,
         observer: &mut LeaseObserver,
     ) -> Result<ControlFlow<StoreWentBack, Duration>, CallError> {
-        let sent = leadership.now();
+        let sent = clock::now();
         // Deadline of a call, longer than the deadline of the round that makes the call. So the
         // round's deadline is always the first to end.
         let calls = self.api.within(self.pace.deadline() * 2);
@@ -295,7 +288,7 @@ impl LeaderElector {
         let other = lease_seen.as_ref().and_then(LeaseSeen::other_controller).is_some();
         leadership.set_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
         let notes = leadership.read_notes(lease.as_ref());
-        let action = observer.decide(lease_seen, &self.me, leadership.now());
+        let action = observer.decide(lease_seen, &self.me, clock::now());
         if !matches!(action, LeaseAction::Renew | LeaseAction::StartAnew(_)) {
             if *leadership.leading.borrow() {
                 tracing::warn!(
@@ -320,7 +313,7 @@ impl LeaderElector {
                 if notes.question.is_some() && !other {
                     self.give_answer(&calls, lease, leadership).await?;
                 }
-                return Ok(ControlFlow::Continue(until.saturating_sub(leadership.now()).min(RETRY)));
+                return Ok(ControlFlow::Continue(until.saturating_sub(clock::now()).min(RETRY)));
             }
             LeaseAction::Create | LeaseAction::Acquire | LeaseAction::Renew => {
                 let mut lease = lease.unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Tests of an elector's calls about its Lease.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use http::{Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
@@ -136,7 +136,7 @@ async fn a_process_whose_leadership_has_expired_releases_the_lease() {
     for state in [LeadershipState::Held, LeadershipState::Silent] {
         let (elector, writes) = elector(&Arc::new(AtomicU64::new(10)));
         let leadership = Leadership::default();
-        leadership.hold_until(leadership.now());
+        leadership.hold_until(clock::now());
         elector.lapse(&leadership);
         leadership.set(state);
         for _ in 0..2 {
@@ -168,7 +168,7 @@ async fn a_release_is_repeated_until_the_lease_is_not_held() {
             service_fn(move |request: Request<Body>| answer(shared.clone(), event, request));
         let elector = elector_of(ClientBuilder::new(server, "kube-system").build());
         let leadership = Leadership::default();
-        leadership.hold_until(leadership.now() + Duration::from_mins(1));
+        leadership.hold_until(clock::now() + Duration::from_mins(1));
         elector.release(&leadership).await;
         assert!(!leadership.is_current());
         let stored = lock(&stored);
