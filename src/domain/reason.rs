@@ -408,7 +408,11 @@ pub fn is_wait(reason: &str) -> bool {
 
 /// Whether `reason` is one of the reasons that this operator writes to LoadBalancers' conditions.
 pub fn is_ours(reason: &str) -> bool {
-    const OF_LEASES: [&str; 11] = [
+    const OURS: &[&str] = &[
+        ALLOCATED,
+        DHCP,
+        OTHER_CONTROLLER,
+        // Of LoadBalancers whose address the host leases.
         LEASED,
         LEASE_LOST,
         TAKEOVER,
@@ -420,8 +424,7 @@ pub fn is_ours(reason: &str) -> bool {
         "DHCPReturning",
         "InvalidAnnotation",
         "DHCPLeaseRefused",
-    ];
-    const OF_VMS: [&str; 17] = [
+        // Of LoadBalancers of type vm.
         ANNOUNCED,
         LAST_KNOWN_ADDRESS,
         INVALID_HEALTH_CHECK,
@@ -440,8 +443,5 @@ pub fn is_ours(reason: &str) -> bool {
         INVALID_SPEC,
         VMS_UNKNOWN,
     ];
-    [ALLOCATED, DHCP, OTHER_CONTROLLER].contains(&reason)
-        || OF_LEASES.contains(&reason)
-        || OF_VMS.contains(&reason)
-        || is_wait(reason)
+    OURS.contains(&reason) || is_wait(reason)
 }
