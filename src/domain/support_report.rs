@@ -105,8 +105,8 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
 /// the credentials that expire first, and the TokenRotations whose condition `Ready` is not `True`.
 pub fn credentials(rotations: &[TokenRotation]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    let mut expiries = Vec::new();
-    let mut wrong = Vec::new();
+    // Times are keys as texts: RFC 3339 times in UTC sort like their texts.
+    let (mut expiries, mut wrong) = (BTreeMap::new(), BTreeMap::new());
     for rotation in rotations {
         let status = rotation.status.clone().unwrap_or_default();
         let ready = status.conditions.iter().find(|c| c.type_ == READY).cloned();
@@ -120,7 +120,7 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
             let credential = status.current.as_ref().map(|current| &current.name);
             let entry = json!({"name": name, "credential": credential, "expiresAt": end,
                 "nextRotation": status.next_rotation, "lastResult": status.last_result});
-            expiries.push((end.clone(), name.clone(), entry));
+            expiries.insert((end.clone(), name.clone()), entry);
         }
         if ready.status != ConditionStatus::True {
             let entry = json!({
@@ -135,16 +135,13 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
                 "pending": status.pending.map(|pending| pending.name),
                 "toBeRevoked": status.previous.len(),
             });
-            wrong.push((ready.last_update_time.clone(), name, entry));
+            wrong.insert((ready.last_update_time.clone(), name), entry);
         }
     }
-    // Times are compared as texts: RFC 3339 times in UTC sort like their texts.
-    expiries.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
-    wrong.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     json!({
         "counts": counts,
-        "soonestExpiries": expiries.into_iter().take(MOST_EXPIRIES).map(|(.., entry)| entry).collect::<Vec<_>>(),
-        "notReady": wrong.into_iter().take(MOST).map(|(.., entry)| entry).collect::<Vec<_>>(),
+        "soonestExpiries": expiries.into_values().take(MOST_EXPIRIES).collect::<Vec<_>>(),
+        "notReady": wrong.into_values().take(MOST).collect::<Vec<_>>(),
     })
 }
 
