@@ -10,7 +10,9 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionVersion,
+};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -79,26 +81,19 @@ where
 /// Report of the LoadBalancer CRD: its versions and its conversion, but not its schema.
 async fn crd(client: &Client) -> Value {
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
-    match crds.call_get(CRD).await {
-        Ok(crd) => {
-            let versions: Vec<_> = crd
-                .spec
-                .versions
-                .iter()
-                .map(|v| {
-                    json!({"name": v.name, "served": v.served, "storage": v.storage,
-                    "status": v.subresources.as_ref().is_some_and(|s| s.status.is_some())})
-                })
-                .collect();
-            support_report::registration(&json!({
-                "metadata": crd.metadata,
-                "versions": versions,
-                "storedVersions": crd.status.and_then(|status| status.stored_versions),
-                "conversion": crd.spec.conversion,
-            }))
-        }
-        Err(error) => json!({"error": error.to_string()}),
-    }
+    let crd = crds.call_get(CRD).await.map(|crd| {
+        let version = |v: &CustomResourceDefinitionVersion| {
+            json!({"name": v.name, "served": v.served, "storage": v.storage,
+            "status": v.subresources.as_ref().is_some_and(|s| s.status.is_some())})
+        };
+        json!({
+            "metadata": crd.metadata,
+            "versions": crd.spec.versions.iter().map(version).collect::<Vec<_>>(),
+            "storedVersions": crd.status.and_then(|status| status.stored_versions),
+            "conversion": crd.spec.conversion,
+        })
+    });
+    support_report::registration(&said(crd))
 }
 
 async fn configuration<K>(client: &Client) -> Value
