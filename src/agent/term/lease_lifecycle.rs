@@ -23,7 +23,8 @@ const RESUME_LONGEST: Duration = Duration::from_secs(30);
 /// they spread their first messages over time.
 const A_FEW: usize = 10;
 /// Pause after the first failed attempt to make a link. The pause doubles with each further
-/// failure, up to [`LINK_LONGEST_PAUSE`].
+/// failure, up to [`LINK_LONGEST_PAUSE`]. A release that waits for the leadership has the same
+/// pause.
 const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -34,7 +35,11 @@ impl AgentTerm<'_> {
         match seen {
             RecordEvent::Is(record) => self.apply_record(record),
             RecordEvent::Gone(name) => {
-                if let Some(mac) = self.names.get(&name).copied() {
+                if let Some(mac) = self.names.get(&name).copied()
+                    && let Some(lease) = self.leases.get_mut(&mac)
+                {
+                    // If another record has replaced the lease's record, this other record is gone.
+                    lease.successor = None;
                     self.end_without_record(mac);
                 }
             }
@@ -161,7 +166,8 @@ impl AgentTerm<'_> {
     }
 
     /// Does what is due for a lease at its deadline: the write that failed, the planned retry, then
-    /// the steps of its DHCP client.
+    /// the steps of its DHCP client. While this agent is not the leader, a release that has begun
+    /// is put off, because the client would not repeat a frame that is not sent.
     pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
@@ -172,8 +178,14 @@ impl AgentTerm<'_> {
         if retries && (lease.leaving || lease.link == LinkState::Making) {
             self.take_up(mac);
         }
-        let lease = self.leases.get_mut(&mac);
-        let said = lease.and_then(|lease| lease.client.as_mut()).map(|client| client.poll(now));
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        if lease.released && !self.agent.leadership.is_current() {
+            if let Some(client) = &mut lease.client {
+                client.put_off_release(now + LINK_PAUSE);
+            }
+            return self.reschedule(mac);
+        }
+        let said = lease.client.as_mut().map(|client| client.poll(now));
         self.act(mac, said.unwrap_or_default());
     }
 
@@ -205,14 +217,9 @@ impl AgentTerm<'_> {
             lease.retry = Some(later);
             return self.reschedule(mac);
         }
-        lease.released = true;
         tracing::info!(record = lease.title(), "the agent releases the lease");
         let up = self.parent.as_ref().is_some_and(|parent| parent.carries);
-        if lease.client.is_none() && lease.holds() {
-            lease.begin(options, seed, at).set_link(up, at.now);
-        }
-        if let Some(client) = &mut lease.client {
-            let said = client.release(at.now);
+        if let Some(said) = lease.release(options, seed, at, up) {
             self.act(mac, said);
         } else {
             lease.done = true;

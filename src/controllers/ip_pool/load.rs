@@ -45,6 +45,7 @@ impl LedgerTask {
             crd_is_replaced: None,
             sweeper: None,
             kept: BTreeMap::new(),
+            unreported: BTreeMap::new(),
         };
         (task, handle)
     }

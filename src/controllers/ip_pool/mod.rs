@@ -60,6 +60,8 @@ pub struct LedgerTask {
     /// Orphans that pools keep because of their annotation, by pool. The last sweep found these
     /// claims. Log and Events report a pool only if its kept claims differ from these.
     kept: BTreeMap<String, Vec<(Claim, Owner)>>,
+    /// Freed orphans that are not reported yet, because the write of their pool has failed.
+    unreported: BTreeMap<Claim, Owner>,
 }
 
 impl LedgerTask {
@@ -220,7 +222,7 @@ impl LedgerTask {
         let bytes = std::mem::take(&mut self.bytes_written);
         self.pace.wrote(began, ended, bytes, batch.len());
         self.answer(batch, results, &failed);
-        self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)));
+        self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)), &failed);
         self.ctx.views.enqueue_lbs(changed.iter().map(|owner| &owner.name));
         self.report();
         Ok(())

@@ -9,7 +9,7 @@
 //! as a message. The ledger may have changed by then, so it is checked again: an address is freed
 //! only if it still belongs to the owner that was looked up.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use futures::StreamExt as _;
 use futures::stream;
@@ -74,13 +74,27 @@ impl LedgerTask {
     }
 
     /// Reports freed claims in the metrics, in the log, and in Events of the pools that held them.
-    pub(super) fn report_freed<'a>(&self, freed: impl Iterator<Item = &'a OrphanClaim>) {
-        let mut pools: BTreeMap<&str, Vec<&OrphanClaim>> = BTreeMap::new();
-        for orphan in freed {
-            let OrphanClaim { claim, owner, .. } = orphan;
+    ///
+    /// The claims of a pool in `failed` wait for the next write of this pool. If the failed write
+    /// was not stored, the pool that is read again still has these claims. The next sweep frees
+    /// them again, so that each is reported once. The claims that wait at the end of the term are
+    /// not reported.
+    pub(super) fn report_freed<'a>(
+        &mut self,
+        freed: impl Iterator<Item = &'a OrphanClaim>,
+        failed: &BTreeSet<String>,
+    ) {
+        self.unreported.extend(freed.map(|orphan| (orphan.claim.clone(), orphan.owner.clone())));
+        let settled = self.unreported.extract_if(.., |claim, _| !failed.contains(&claim.pool));
+        let mut pools: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
+        for (claim, owner) in settled {
+            // The UID may differ: Harvester's CRD stores no UIDs.
+            if self.allocator.owner_of(&claim).is_some_and(|now| now.name == owner.name) {
+                continue;
+            }
             self.ctx.metrics.repairs.with_label_values(&["orphan"]).inc();
             tracing::warn!(pool = claim.pool, ip = %claim.ip, owner = owner.name, "orphan freed");
-            pools.entry(&claim.pool).or_default().push(orphan);
+            pools.entry(claim.pool.clone()).or_default().push((claim, owner));
         }
         for (pool, orphans) in pools {
             let listed = if orphans.len() > MOST_EVENTS { 1 } else { orphans.len() };
@@ -88,9 +102,9 @@ impl LedgerTask {
                 0 => String::new(),
                 more => format!("; {more} more addresses were freed"),
             };
-            for OrphanClaim { claim, owner, .. } in orphans.into_iter().take(listed) {
+            for (claim, owner) in orphans.into_iter().take(listed) {
                 self.ctx.events.warning(
-                    self.reference(pool),
+                    self.reference(&pool),
                     "OrphanFreed",
                     format!(
                         "{} was freed: it was held for {}, which no longer exists or has another address{more}",

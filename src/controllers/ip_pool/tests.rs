@@ -358,3 +358,36 @@ async fn a_pool_that_failed_rests_until_the_next_batch() {
     assert!(written.try_recv().is_err(), "pool `a` was written again");
     assert!(task.allocator.take_touched().contains("a"), "the next batch does not write pool `a`");
 }
+
+/// A failed write may have been stored. Each orphan is reported once in both cases, however often
+/// it is freed while its pool cannot be written.
+#[tokio::test]
+async fn an_orphan_is_reported_when_its_pool_is_written() {
+    for (is_stored, reported) in [(true, 1), (false, 0)] {
+        let (mut task, _ledger) = ledger();
+        let late = CallError::Timeout { call: "write".to_owned(), within: Duration::ZERO };
+        let metrics = task.ctx.metrics.clone();
+        let count = || metrics.repairs.with_label_values(&["orphan"]).get();
+        for _ in 0..2 {
+            let ClaimResult::Held { claim, .. } = task.allocator.claim(&lb("gone")) else {
+                panic!("no address")
+            };
+            task.count_failed_write("a", &late);
+            let orphan = OrphanClaim { claim, owner: lb("gone").owner, namesake: None };
+            let batch = RequestBatch { orphans: vec![orphan], ..RequestBatch::default() };
+            task.serve(batch).await.unwrap();
+            assert_eq!(count(), 0, "the pool is not written");
+        }
+        task.trouble.clear();
+        if !is_stored {
+            // The pool that was read again still has the claim. Harvester's CRD stores no UID.
+            let mut without_uid = lb("gone");
+            without_uid.owner.uid.clear();
+            task.allocator.claim(&without_uid);
+        }
+        for _ in 0..2 {
+            task.serve(RequestBatch::default()).await.unwrap();
+            assert_eq!(count(), reported, "stored: {is_stored}");
+        }
+    }
+}
