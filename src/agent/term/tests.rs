@@ -9,6 +9,7 @@ use serde_json::json;
 use tower::{BoxError, service_fn};
 
 use super::*;
+use crate::agent::managed_lease::moment;
 use crate::api::{DHCP_FINALIZER, LeaseState};
 use crate::domain::dhcp::{ClientAction, ClientOptions, LeaseRecord, ProbeTiming};
 use crate::domain::leader_election::ElectionPace;
@@ -174,4 +175,25 @@ async fn a_failed_report_of_a_link_does_not_keep_the_finalizer() {
             fail_write(&mut term).await;
         }
     }
+}
+
+/// A RELEASE is not repeated, and an agent that does not lead sends none.
+#[tokio::test]
+async fn a_release_waits_for_the_leadership() {
+    let leader = leader().await;
+    let other = DhcpAgent { leadership: Arc::default(), ..self::leader().await };
+    let mut term = term(&leader).await;
+    let lease = term.leases.get_mut(&MAC).unwrap();
+    lease.stored.address = Some("10.0.0.9".to_owned());
+    lease.stored.server = Some("10.0.0.1".to_owned());
+    let options = leader.options.clone();
+    lease.begin(options, 1, moment()).set_link(true, clock::now());
+    lease.released = true;
+    assert!(term.hand(MAC, |client| client.release(clock::now())));
+    for agent in [&other, &other, &leader] {
+        term.agent = agent;
+        assert!(!term.leases[&MAC].done);
+        next_deadline(&mut term).expect("the second RELEASE is never due");
+    }
+    assert!(term.leases[&MAC].done);
 }
