@@ -68,7 +68,12 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
             if left <= MOST_LOST + usize::try_from(dropped).unwrap_or(usize::MAX) {
                 Ok(true)
             } else {
-                Err(format!("{left} left, and {dropped} packets dropped"))
+                let arrived = site.server.log().matches("DHCPRELEASE").count();
+                let states = agent.process.log().matches("state of leadership").count();
+                Err(format!(
+                    "{left} left, {arrived} releases arrived, {dropped} packets dropped, and the \
+                     leadership changed {states} times"
+                ))
             }
         })
         .await?;
