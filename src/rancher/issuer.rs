@@ -4,7 +4,9 @@
 use http::Method;
 
 use super::token_bearer::REVIEW;
-use super::{DatedAnswer, ListedToken, RancherError, ServerClient, TokenApi, TokenList, TokenOrder};
+use super::{
+    DatedAnswer, ListedToken, RancherError, ServerClient, TokenApi, TokenList, TokenOrder,
+};
 use crate::domain::credentials::children::ListedCredential;
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::{IssuerReport, MintedCredential, TargetCredential};

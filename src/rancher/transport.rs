@@ -103,12 +103,11 @@ impl ServerClient {
     /// in PEM. `None`: those that the system trusts. `name`: the name in the server's certificate,
     /// if it differs from the URL's host.
     pub fn new(url: &str, authorities: Option<&str>, name: Option<&str>) -> Result<Self, String> {
-        let tls = match authorities {
-            Some(pem) => tls::trusting(pem),
-            None => {
-                let right = "give the certificate authority of the server";
-                tls::trusting_system().map_err(|why| format!("{why}: {right}"))
-            }
+        let tls = if let Some(pem) = authorities {
+            tls::trusting(pem)
+        } else {
+            let right = "give the certificate authority of the server";
+            tls::trusting_system().map_err(|why| format!("{why}: {right}"))
         };
         Self::with(url, tls?, name)
     }

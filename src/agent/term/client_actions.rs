@@ -92,8 +92,7 @@ impl AgentTerm<'_> {
     /// Sets the lease's timer, its count in the metrics, and the frames that the socket accepts for
     /// its client.
     pub(super) fn reschedule(&mut self, mac: Mac) {
-        let waits_until =
-            (!self.agent.leadership.is_current()).then(|| clock::now() + LINK_PAUSE);
+        let waits_until = (!self.agent.leadership.is_current()).then(|| clock::now() + LINK_PAUSE);
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let client = lease.client.as_ref();
         let deadline = client.and_then(|client| client.deadline().filter(|_| !lease.done));

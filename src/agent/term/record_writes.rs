@@ -93,7 +93,8 @@ impl AgentTerm<'_> {
     /// gone. If the lease is ending, takes the next step to end the lease.
     pub(super) fn written(&mut self, written: WriteOutcome) {
         let WriteOutcome { mac, uid, what, outcome, status, fresh } = written;
-        let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.record.metadata.uid == uid)
+        let Some(lease) =
+            self.leases.get_mut(&mac).filter(|lease| lease.record.metadata.uid == uid)
         else {
             return;
         };

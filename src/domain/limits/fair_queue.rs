@@ -40,18 +40,18 @@ impl<T> FairQueue<T> {
         if own >= OF_ONE {
             return Some(entry);
         }
-        let mut lost = None;
+        let mut dropped = None;
         if self.len() >= IN_ALL {
             let more = self.turns.iter_mut().filter(|(_, list)| list.len() > own + 1);
             let most = more.max_by(|(a, left), (b, right)| (left.len(), a).cmp(&(right.len(), b)));
             let Some((_, longest)) = most else { return Some(entry) };
-            lost = longest.pop_back();
+            dropped = longest.pop_back();
         }
         match self.turns.iter_mut().find(|(name, _)| name == namespace) {
             Some((_, list)) => list.push_back(entry),
             None => self.turns.push_back((namespace.to_owned(), VecDeque::from([entry]))),
         }
-        lost
+        dropped
     }
 
     /// Removes and returns the oldest entry of the namespace that has the next turn. `None`: the

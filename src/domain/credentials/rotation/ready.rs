@@ -91,11 +91,11 @@ impl ReadyState {
         if plan.deleting.is_some() {
             let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
             let why = deletion::why_deletion_waits(state, unknown.map(|(why, _)| why));
-            let waits = why.map_or_else(String::new, |why| {
+            let suffix = why.map_or_else(String::new, |why| {
                 let last = rfc3339(deletion::deadline(plan, state));
                 format!(": {why}; the deletion continues without the revocation at {last}")
             });
-            let message = format!("{revokes} are revoked first{waits}");
+            let message = format!("{revokes} are revoked first{suffix}");
             return Some(Self::new(False, "Deleting", message));
         }
         if let Some(why) = second {

@@ -83,8 +83,9 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
     }
     // The address of a LoadBalancer's own Service does not count: if another LoadBalancer publishes
     // the address, it is in `others`.
-    let counts = |reserved: &&Reserved| {
-        !matches!(reserved, Reserved::OwnIngress(_)) && !(uses.published && reserved.is_ingress())
+    let counts = |reserved: &&Reserved| match reserved {
+        Reserved::OwnIngress(_) => false,
+        _ => !uses.published || !reserved.is_ingress(),
     };
     if let Some(reserved) = uses.reserved.iter().find(counts) {
         return Some(format!("{ip} is {}", reserved.unnamed()));

@@ -8,7 +8,7 @@ use super::*;
 use crate::vm_backends::service::StoredService;
 use api::{
     ANNOTATION_DHCP, AllocatedAddress, Ipam, KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP,
-    LoadBalancerStatus, WorkloadType,
+    LoadBalancerStatus, READY, WorkloadType,
 };
 
 const NETWORK: &str = "default/vlan7";

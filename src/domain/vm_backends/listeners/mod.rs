@@ -112,7 +112,8 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
         if !matches!(protocol.as_str(), "TCP" | "UDP") {
             return Err(format!("{at}.protocol: {protocol:?} must be TCP or UDP"));
         }
-        if !is_label(name) && !(name.is_empty() && spec.listeners.len() == 1) {
+        let may_be_unnamed = spec.listeners.len() == 1;
+        if !is_label(name) && (!name.is_empty() || !may_be_unnamed) {
             return Err(format!(
                 "{at}.name: {name:?} must be lower-case letters, digits and dashes, begin and end with a letter or digit, and be at most 63 long; only a single listener may have none"
             ));

@@ -120,7 +120,8 @@ impl Site {
     /// Uses a token as Rancher's driver does.
     async fn uses(&self, token: &str) -> Result<()> {
         let trust = Some(self.there.ca_pem());
-        let client = ServerClient::new(self.there.url(), trust, None).map_err(anyhow::Error::msg)?;
+        let client =
+            ServerClient::new(self.there.url(), trust, None).map_err(anyhow::Error::msg)?;
         let url = format!("{}/k8s/clusters/c-m-prod", self.there.url());
         let cluster = client.cluster(&url, trust, None).map_err(anyhow::Error::msg)?;
         cluster.bearer(&SecretText::new(token.to_owned())).await?;
