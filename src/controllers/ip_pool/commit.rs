@@ -31,11 +31,12 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 /// Longest delay before a batch of requests is decided again, because a pool was not written.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
 /// Number of consecutive failed writes of a pool after which a batch of requests no longer waits
-/// for that pool. A conflict does not count as a failed write, because it means that another
-/// client's write was accepted. A write without an answer counts as `PATIENCE` failed writes,
-/// because the whole batch has already waited for the deadline of this write.
+/// for that pool. Conflicts are counted separately ([`CONTENDED`]), because a conflict means that
+/// another client's write was accepted. A write without an answer counts as `PATIENCE` failed
+/// writes, because the whole batch has already waited for the deadline of this write.
 const PATIENCE: u32 = 3;
-/// Number of consecutive conflicts of one pool's writes after which an Event reports them.
+/// Number of consecutive conflicts of one pool's writes after which an Event reports them, and a
+/// batch of requests no longer waits for that pool.
 const CONTENDED: u32 = 5;
 
 /// Numbers of conflicts and of failures of one pool's writes since the last accepted write, and the
@@ -51,10 +52,11 @@ pub(super) struct PoolTrouble {
 impl LedgerTask {
     /// Writes concurrently all pools that the allocator has marked as touched. A pool whose next
     /// try is not due yet is not written. Adds these pools to `failed`, and the pools whose writes
-    /// have failed [`PATIENCE`] times or more, or had no answer. A write without an answer may have
-    /// been stored. So the pool is read again after the delay, and an earlier write conflicts with
-    /// the stored one. Returns whether the batch must be decided again, because a pool was not
-    /// written and was read again. `false`: every other pool was written.
+    /// have failed [`PATIENCE`] times or more, had no answer, or met [`CONTENDED`] conflicts or more.
+    /// A write without an answer may have been stored. So the pool is read again after the delay,
+    /// and an earlier write conflicts with the stored one. Returns whether the batch must be decided
+    /// again, because a pool was not written and was read again. `false`: every other pool was
+    /// written.
     ///
     /// `failed`: pools that have failed in this batch. They are not written in this batch any more,
     /// even if their next try becomes due, because the requests of all other pools would wait for
@@ -170,7 +172,13 @@ impl LedgerTask {
         let trouble = self.trouble.entry(name.to_owned()).or_default();
         if matches!(error, CallError::Conflict(_) | CallError::NotFound(_)) {
             trouble.conflicts += 1;
-            if trouble.conflicts == CONTENDED {
+            let conflicts = trouble.conflicts;
+            if conflicts < CONTENDED {
+                return true;
+            }
+            trouble.retry_at = Some(Instant::now() + BATCH_RETRY);
+            self.reread_later(name, BATCH_RETRY);
+            if conflicts == CONTENDED {
                 tracing::warn!(pool = name, "another client keeps writing this IPPool");
                 self.ctx.events.warning(
                     self.reference(name),
@@ -178,7 +186,7 @@ impl LedgerTask {
                     format!("{CONTENDED} writes in a row were refused because another client writes this IPPool; still trying"),
                 );
             }
-            return true;
+            return false;
         }
         trouble.failures += 1;
         if matches!(error, CallError::Timeout { .. }) {
