@@ -144,7 +144,7 @@ async fn check_crd(
             (repaired(&stored, &versions), reason::FORM_REPAIRED)
         }
     };
-    match ctx.writer.patch::<CustomResourceDefinition>(None, name, &patch, None).await {
+    match ctx.writer.patch::<CustomResourceDefinition>(None, name, &patch).await {
         // Another client has changed the CRD. The next check decides again whether to replace the
         // form.
         Err(CallError::Conflict(_)) => {

@@ -82,7 +82,7 @@ async fn import(ctx: &Context) -> Result<(), CallError> {
         "resourceVersion": map.resource_version(),
         "annotations": {ANNOTATION_IMPORTED: "true", ANNOTATION_IMPORT_REPORT: report},
     }});
-    ctx.writer.patch::<ConfigMap>(Some(NAMESPACE), NAME, &patch, None).await?;
+    ctx.writer.patch::<ConfigMap>(Some(NAMESPACE), NAME, &patch).await?;
     report_import(ctx, &map, &import, created.len(), &report);
     Ok(())
 }

@@ -96,7 +96,7 @@ async fn attempt(ctx: &Context) -> Result<Option<String>, CallError> {
     };
     for (namespace, name, version) in &objects {
         let patch = json!({"metadata": {"resourceVersion": version}});
-        match ctx.writer.patch::<LoadBalancer>(Some(namespace), name, &patch, None).await {
+        match ctx.writer.patch::<LoadBalancer>(Some(namespace), name, &patch).await {
             // Another client has changed or removed the object, so the object is no longer stored
             // in the old version.
             Ok(_) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
@@ -111,7 +111,7 @@ async fn attempt(ctx: &Context) -> Result<Option<String>, CallError> {
         "metadata": {"resourceVersion": crd.resource_version()},
         "status": {"storedVersions": [STORED]},
     });
-    match ctx.writer.patch::<CustomResourceDefinition>(None, CRD, &patch, Some("status")).await {
+    match ctx.writer.patch_status::<CustomResourceDefinition>(None, CRD, &patch).await {
         Ok(_) => {}
         Err(CallError::Conflict(_)) => return Ok(Some("the CRD was changed meanwhile".to_owned())),
         Err(error) => return Err(error),

@@ -32,7 +32,7 @@ async fn annotate(ctx: &Context, key: &str) -> Result<(), CallError> {
     let Some((vm, here)) = ctx.views.whereabouts(key) else { return Ok(()) };
     let Some(patch) = topology::patch(&vm, &here) else { return Ok(()) };
     let (namespace, name) = split_key(key);
-    let write = ctx.writer.patch::<VirtualMachineInstance>(Some(namespace), name, &patch, None);
+    let write = ctx.writer.patch::<VirtualMachineInstance>(Some(namespace), name, &patch);
     let written = write.await;
     tokio::time::sleep(PACE).await;
     match written {

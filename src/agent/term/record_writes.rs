@@ -31,9 +31,9 @@ pub(super) struct WriteOutcome {
     outcome: Result<String, CallError>,
     status: DHCPLeaseStatus,
     /// Record as read after the write failed with 409 or 404. A 404 means that the record does not
-    /// exist, or that its CRD has no status subresource. After another outcome the record is not
-    /// read.
-    fresh: Result<Option<DHCPLease>, CallError>,
+    /// exist, or that its CRD has no status subresource. `Some(None)`: the record does not exist.
+    /// `None`: the record was not read, or could not be read.
+    fresh: Option<Option<DHCPLease>>,
 }
 
 impl AgentTerm<'_> {
@@ -63,26 +63,26 @@ impl AgentTerm<'_> {
         let uid = meta.uid.clone();
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
-        let (patch, subresource) = if matches!(what, PendingWrite::Finish) {
-            (without_finalizer(&lease.record), None)
+        let (patch, is_status) = if matches!(what, PendingWrite::Finish) {
+            (without_finalizer(&lease.record), false)
         } else {
             let status = status_patch(&status, &lease.stored);
             let version = json!({"resourceVersion": meta.resource_version});
-            (Some(json!({"metadata": version, "status": status})), Some("status"))
+            (Some(json!({"metadata": version, "status": status})), true)
         };
         self.writes.spawn(async move {
             let outcome = match &patch {
                 Some(patch) => {
-                    writer.patch_record_of_agent(&namespace, &name, patch, subresource).await
+                    writer.patch_record_of_agent(&namespace, &name, patch, is_status).await
                 }
                 // The record does not have the finalizer.
                 None => Ok(String::new()),
             };
             let fresh = match &outcome {
                 Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                    records.read(&namespace, &name).await
+                    records.read(&namespace, &name).await.ok()
                 }
-                _ => Ok(None),
+                _ => None,
             };
             WriteOutcome { mac, uid, what, outcome, status, fresh }
         });
@@ -110,7 +110,7 @@ impl AgentTerm<'_> {
                 return self.again(mac);
             }
             Err(error @ (CallError::Conflict(_) | CallError::NotFound(_))) => match fresh {
-                Ok(Some(record)) if record.metadata.uid == uid => {
+                Some(Some(record)) if record.metadata.uid == uid => {
                     let title = lease.title();
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
@@ -125,8 +125,8 @@ impl AgentTerm<'_> {
                         "cannot write the status: the CRD of DHCPLeases has no status subresource";
                     tracing::warn!(record = title, "{why}");
                 }
-                Ok(_) => return self.end_without_record(mac),
-                Err(_) => {}
+                Some(_) => return self.end_without_record(mac),
+                None => {}
             },
             Err(CallError::NotLeader) => {}
             Err(error) => {

@@ -144,7 +144,7 @@ impl LedgerTask {
         let added = with_finalizer(finalizers, POOL_FINALIZER).filter(|_| !is_deleting);
         if let Some(all) = added {
             let patch = meta_patch(json!({"finalizers": all}), &meta);
-            meta = writer.patch::<IPPool>(None, name, &patch, None).await?;
+            meta = writer.patch::<IPPool>(None, name, &patch).await?;
         }
         if is_new {
             let version = meta.resource_version.unwrap_or_default();
@@ -161,7 +161,7 @@ impl LedgerTask {
         };
         if let Some(change) = last {
             let patch = meta_patch(change, &meta);
-            meta = writer.patch::<IPPool>(None, name, &patch, None).await?;
+            meta = writer.patch::<IPPool>(None, name, &patch).await?;
         }
         Ok((meta, is_new.then_some(desired)))
     }

@@ -63,7 +63,7 @@ pub(super) async fn write_counts(
     patch: &Value,
     ctx: &LbContext,
 ) -> Result<(), CallError> {
-    let write = ctx.shared.writer.patch::<LoadBalancer>(Some(namespace), name, patch, None);
+    let write = ctx.shared.writer.patch::<LoadBalancer>(Some(namespace), name, patch);
     let written = Box::pin(write).await?;
     has_changed(patch, &written, ctx);
     Ok(())
@@ -114,7 +114,7 @@ async fn write(
         turn = ctx.awaited_writes.take(namespace.clone()), if is_awaited => turn,
     };
     let (writer, name) = (&ctx.shared.writer, lb.name_any());
-    let write = writer.patch::<LoadBalancer>(Some(&namespace), &name, patch, None);
+    let write = writer.patch::<LoadBalancer>(Some(&namespace), &name, patch);
     // Boxed, so that futures that wait for a turn are small.
     let written = Box::pin(write).await;
     written.map_err(|error| match error {

@@ -316,13 +316,15 @@ impl LeaderElector {
                 return Ok(ControlFlow::Continue(until.saturating_sub(clock::now()).min(RETRY)));
             }
             LeaseAction::Create | LeaseAction::Acquire | LeaseAction::Renew => {
+                let is_new = lease.is_none();
                 let mut lease = lease.unwrap_or_default();
                 lease.metadata.name = Some(self.name.clone());
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action != LeaseAction::Renew));
                 let annotations = lease.metadata.annotations.get_or_insert_default();
                 annotations.extend(self.marks());
                 put_question(annotations, lock(&leadership.said).question.clone());
-                if action == LeaseAction::Create {
+                // A replacement requires the version that was read.
+                if is_new {
                     calls.call_create(&lease).await?;
                 } else {
                     calls.call_replace(&self.name, &lease).await?;

@@ -158,7 +158,7 @@ impl ApiWriter {
             "metadata": {"resourceVersion": at.version, "annotations": annotations},
             "data": data,
         });
-        self.patch::<Secret>(Some(at.namespace), at.name, &patch, None).await.map(drop)
+        self.patch::<Secret>(Some(at.namespace), at.name, &patch).await.map(drop)
     }
 
     /// Deletes the bound Secret `name`, whatever its UID and resourceVersion are. Succeeds even if
@@ -184,13 +184,9 @@ impl ApiWriter {
         let patch = json!({"spec": {"template": {"metadata": {"annotations": {key: value}}}}});
         let (namespace, name) = (Some(namespace), &workload.name);
         match workload.kind {
-            WorkloadKind::Deployment => {
-                self.patch::<Deployment>(namespace, name, &patch, None).await
-            }
-            WorkloadKind::StatefulSet => {
-                self.patch::<StatefulSet>(namespace, name, &patch, None).await
-            }
-            WorkloadKind::DaemonSet => self.patch::<DaemonSet>(namespace, name, &patch, None).await,
+            WorkloadKind::Deployment => self.patch::<Deployment>(namespace, name, &patch).await,
+            WorkloadKind::StatefulSet => self.patch::<StatefulSet>(namespace, name, &patch).await,
+            WorkloadKind::DaemonSet => self.patch::<DaemonSet>(namespace, name, &patch).await,
         }
         .map(drop)
     }

@@ -57,6 +57,6 @@ impl ApiWriter {
         patch: &Value,
     ) -> Result<(), CallError> {
         let namespace = Some(namespace);
-        self.patch::<NetworkAttachmentDefinition>(namespace, name, patch, None).await.map(drop)
+        self.patch::<NetworkAttachmentDefinition>(namespace, name, patch).await.map(drop)
     }
 }

@@ -28,16 +28,20 @@ impl ApiWriter {
         self.count::<DHCPLease, _>(api.call_patch(&record.name_any(), patch).await)
     }
 
-    /// Applies the merge patch `patch` of an agent to the status of a record, or to its metadata if
-    /// `subresource` is `None`. Returns the record's new resourceVersion.
+    /// Applies the merge patch `patch` of an agent to the status of a record if `is_status` is true,
+    /// otherwise to its metadata. Returns the record's new resourceVersion.
     pub async fn patch_record_of_agent(
         &self,
         namespace: &str,
         name: &str,
         patch: &Value,
-        subresource: Option<&str>,
+        is_status: bool,
     ) -> Result<String, CallError> {
-        let meta = self.patch::<DHCPLease>(Some(namespace), name, patch, subresource).await?;
+        let meta = if is_status {
+            self.patch_status::<DHCPLease>(Some(namespace), name, patch).await?
+        } else {
+            self.patch::<DHCPLease>(Some(namespace), name, patch).await?
+        };
         Ok(meta.resource_version.unwrap_or_default())
     }
 

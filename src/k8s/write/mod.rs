@@ -122,7 +122,7 @@ impl ApiWriter {
             "status": status_diff(stored, desired),
         });
         if !self.plain_pools.load(Ordering::Relaxed) {
-            match self.patch::<IPPool>(None, name, &patch, Some("status")).await {
+            match self.patch_status::<IPPool>(None, name, &patch).await {
                 Err(CallError::NotFound(_)) => {
                     let pools = Api::<PartialObjectMeta<IPPool>>::all(self.client.clone());
                     pools.call_get(name).await?;
@@ -171,23 +171,28 @@ impl ApiWriter {
         self.send::<K>(request.create(&PostParams::default(), body)).await
     }
 
-    /// Applies the merge patch `patch` to the object `name`, or to its subresource. `namespace:
-    /// None`: the object is cluster-scoped. Returns the object's new metadata.
+    /// Applies the merge patch `patch` to the object `name`. `namespace: None`: the object is
+    /// cluster-scoped. Returns the object's new metadata.
     pub async fn patch<K: Resource<DynamicType = ()>>(
         &self,
         namespace: Option<&str>,
         name: &str,
         patch: &impl Serialize,
-        subresource: Option<&str>,
     ) -> Result<ObjectMeta, CallError> {
         let request = Request::new(K::url_path(&(), namespace));
-        let params = PatchParams::default();
-        let patch = Patch::Merge(patch);
-        let request = match subresource {
-            None => request.patch(name, &params, &patch),
-            Some(subresource) => request.patch_subresource(subresource, name, &params, &patch),
-        };
-        self.send::<K>(request).await
+        self.send::<K>(request.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await
+    }
+
+    /// As [`Self::patch`], but applies the merge patch to the subresource `status`.
+    pub async fn patch_status<K: Resource<DynamicType = ()>>(
+        &self,
+        namespace: Option<&str>,
+        name: &str,
+        patch: &impl Serialize,
+    ) -> Result<ObjectMeta, CallError> {
+        let (request, params) = (Request::new(K::url_path(&(), namespace)), PatchParams::default());
+        self.send::<K>(request.patch_subresource("status", name, &params, &Patch::Merge(patch)))
+            .await
     }
 
     /// Sends a write, and returns the new metadata of the written object. The request asks the API
@@ -315,8 +320,8 @@ mod tests {
         };
         let workload = Workload { kind: WorkloadKind::DaemonSet, name: "d".to_owned() };
         let answers = [
-            writer.patch::<LoadBalancer>(Some("ns"), "lb", &json!({}), None).await.err(),
-            writer.patch::<IPPool>(None, "pool", &json!({}), None).await.err(),
+            writer.patch_status::<LoadBalancer>(Some("ns"), "lb", &json!({})).await.err(),
+            writer.patch::<IPPool>(None, "pool", &json!({})).await.err(),
             writer.write_pool_status("pool", "1", &status, &status).await.err(),
             writer.create_service("ns", &json!({})).await.err(),
             writer.patch_service("ns", "lb", &json!({})).await.err(),
@@ -331,7 +336,7 @@ mod tests {
             writer.create_record(&DHCPLease::default()).await.err(),
             writer.patch_record(&DHCPLease::default(), &json!({})).await.err(),
             writer.delete_record(&DHCPLease::default()).await.err(),
-            writer.patch::<IPPool>(None, "pool", &json!({}), Some("status")).await.err(),
+            writer.patch::<IPPool>(None, "pool", &json!({})).await.err(),
             writer.patch_rotation_status("ns", "r", &json!({})).await.err(),
             writer.patch_rotation_meta("ns", "r", &json!({})).await.err(),
             writer.check_leadership().err(),

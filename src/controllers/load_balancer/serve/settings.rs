@@ -137,7 +137,7 @@ impl ServiceTarget<'_> {
         let _turn = self.ctx.writes.take(self.namespace.clone()).await;
         let writer = &self.ctx.shared.writer;
         let namespace = Some(self.namespace.as_str());
-        let write = writer.patch::<EndpointSlice>(namespace, &slice.name, &patch, None);
+        let write = writer.patch::<EndpointSlice>(namespace, &slice.name, &patch);
         match Box::pin(write).await {
             Ok(meta) => {
                 let version = meta.resource_version.unwrap_or_default();

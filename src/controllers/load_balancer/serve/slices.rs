@@ -97,7 +97,7 @@ impl ServiceTarget<'_> {
             }
             SliceWrite::Update { name, version, endpoints } => {
                 let patch = endpoint_slices::patch(lb, version, &ports, endpoints, &now);
-                let write = writer.patch::<EndpointSlice>(Some(namespace), name, &patch, None);
+                let write = writer.patch::<EndpointSlice>(Some(namespace), name, &patch);
                 (Box::pin(write).await?, endpoints)
             }
             SliceWrite::Delete { name, version } => {
