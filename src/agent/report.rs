@@ -47,7 +47,9 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
                     "the lease has expired, and another host has the address"
                 }
                 ClientTrouble::Changed => "the DHCP server granted another address",
-                _ => "the lease has expired",
+                ClientTrouble::Expired => "the lease has expired",
+                // No loss has another cause.
+                other => &other.to_string(),
             };
             warning("AddressLost", format!("{address} is lost: {why}"));
         }

@@ -82,16 +82,21 @@ impl WebhookObjects {
         let (sender, seen) = mpsc::unbounded_channel();
         let secret = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
         self.report(self.secrets(), format!("{}/{SECRET}", self.namespace), secret, &sender);
-        let observed = configuration::<ValidatingWebhookConfiguration>(WebhookObject::Validating);
-        let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
-        self.report(api, CONFIGURATION.to_owned(), observed, &sender);
-        let observed = configuration::<MutatingWebhookConfiguration>(WebhookObject::Mutating);
-        let api = Api::<MutatingWebhookConfiguration>::all(self.client.clone());
-        self.report(api, CONFIGURATION.to_owned(), observed, &sender);
-        let observed = configuration::<CustomResourceDefinition>(WebhookObject::Conversion);
-        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-        self.report(api, CRD.to_owned(), observed, &sender);
+        self.watch_part::<ValidatingWebhookConfiguration>(WebhookObject::Validating, &sender);
+        self.watch_part::<MutatingWebhookConfiguration>(WebhookObject::Mutating, &sender);
+        self.watch_part::<CustomResourceDefinition>(WebhookObject::Conversion, &sender);
         seen
+    }
+
+    fn watch_part<K>(&self, part: WebhookObject, sender: &mpsc::UnboundedSender<ObservedObject>)
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug,
+        K: Send + Sync + 'static,
+    {
+        let observed = move |object: Option<K>| {
+            ObservedObject::Configuration(part, object.as_ref().map(value))
+        };
+        self.report(Api::all(self.client.clone()), name(part).to_owned(), observed, sender);
     }
 
     /// Watches the object with the key `key` (`namespace/name`, or the name of a cluster-scoped
@@ -208,10 +213,6 @@ fn name(part: WebhookObject) -> &'static str {
         WebhookObject::Validating | WebhookObject::Mutating => CONFIGURATION,
         WebhookObject::Conversion => CRD,
     }
-}
-
-fn configuration<K: Serialize>(part: WebhookObject) -> impl Fn(Option<K>) -> ObservedObject {
-    move |object| ObservedObject::Configuration(part, object.as_ref().map(value))
 }
 
 fn sealed(secret: Secret) -> VersionedSecret {
