@@ -1,5 +1,5 @@
-//! Writes of a record that fail while the link of its lease cannot be made. The agent's interface
-//! does not exist, and the API server refuses every request except those for the network's Lease.
+//! Leases whose links cannot be made, because the agent's interface does not exist. The API server
+//! refuses every request except those for the network's Lease.
 
 use std::sync::Arc;
 
@@ -72,17 +72,18 @@ async fn leader() -> DhcpAgent {
 async fn term(agent: &DhcpAgent) -> AgentTerm<'_> {
     let mut term = AgentTerm::begin(agent).await.unwrap();
     term.complete = true;
-    term.seen(record("1", None));
+    term.seen(record("1", "1", None));
     assert_eq!(term.queue.len(), 1);
     term
 }
 
-/// Event of the lease's record. `deleted`: time at which the deletion of the record was requested.
-fn record(version: &str, deleted: Option<&str>) -> RecordEvent {
+/// Event of the lease's record. `uid`: UID of the record, which differs if the record was deleted
+/// and created again. `deleted`: time at which the deletion of the record was requested.
+fn record(uid: &str, version: &str, deleted: Option<&str>) -> RecordEvent {
     let record = json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1", "kind": "DHCPLease",
         "metadata": {
-            "name": "web", "namespace": "default", "uid": "1", "resourceVersion": version,
+            "name": "web", "namespace": "default", "uid": uid, "resourceVersion": version,
             "finalizers": [DHCP_FINALIZER], "deletionTimestamp": deleted,
         },
         "spec": {
@@ -155,7 +156,7 @@ async fn a_failed_report_of_a_link_does_not_keep_the_finalizer() {
     let agent = leader().await;
     for is_under_way in [true, false] {
         let mut term = term(&agent).await;
-        let deleted = || record("2", Some("2026-01-01T00:00:00Z"));
+        let deleted = || record("1", "2", Some("2026-01-01T00:00:00Z"));
         term.write_some();
         if is_under_way {
             term.seen(deleted());
@@ -174,6 +175,25 @@ async fn a_failed_report_of_a_link_does_not_keep_the_finalizer() {
             assert!(matches!(pending, Some(PendingWrite::Finish)), "{pending:?}");
             fail_write(&mut term).await;
         }
+    }
+}
+
+/// The record is replaced by another one of the same name, which is deleted before the lease of the
+/// first one has ended.
+#[tokio::test]
+async fn a_record_that_is_gone_is_not_served_after_the_former_one() {
+    let agent = leader().await;
+    for is_gone in [false, true] {
+        let mut term = term(&agent).await;
+        term.seen(record("2", "2", None));
+        if is_gone {
+            term.seen(RecordEvent::Gone("default/web".to_owned()));
+        }
+        assert_eq!(term.leases[&MAC].link, LinkState::Removing, "{is_gone}");
+        let removed = term.link_worker.done.recv().await.unwrap();
+        term.linked(removed);
+        let served = term.leases.get(&MAC).and_then(|lease| lease.record.metadata.uid.as_deref());
+        assert_eq!(served, (!is_gone).then_some("2"));
     }
 }
 
