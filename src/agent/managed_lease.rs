@@ -7,7 +7,9 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Resource as _, ResourceExt as _};
 
 use crate::api::{DHCPLease, DHCPLeaseStatus, LeaseState};
-use crate::domain::dhcp::{ClientId, ClientIdentity, ClientOptions, DhcpClient, LeaseRecord};
+use crate::domain::dhcp::{
+    ClientAction, ClientId, ClientIdentity, ClientOptions, DhcpClient, LeaseRecord,
+};
 use crate::domain::dhcp_lease::status::{Moment, former, held};
 use crate::domain::object_fields::resource_version::is_newer;
 use crate::k8s::clock;
@@ -163,6 +165,26 @@ impl ManagedLease {
             }
         };
         self.client.insert(client)
+    }
+
+    /// Makes the client release the address, and returns the actions that the client requests. If
+    /// there is no client, but a stored address, the client is created first. If the lease expired
+    /// before that, this client reports that the address is lost. `up`: whether the carrier of the
+    /// agent's interface is up. `None`: there is no address to release.
+    pub(super) fn release(
+        &mut self,
+        options: ClientOptions,
+        seed: u64,
+        at: Moment,
+        up: bool,
+    ) -> Option<Vec<ClientAction>> {
+        self.released = true;
+        let mut said = Vec::new();
+        if self.client.is_none() && self.holds() {
+            said = self.begin(options, seed, at).set_link(up, at.now);
+        }
+        said.extend(self.client.as_mut()?.release(at.now));
+        Some(said)
     }
 
     /// Whether the stored record holds an address.

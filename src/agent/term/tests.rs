@@ -1,6 +1,7 @@
 //! Leases whose links cannot be made, because the agent's interface does not exist. The API server
 //! refuses every request except those for the network's Lease.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use http::{Request, Response, StatusCode};
@@ -10,8 +11,10 @@ use tower::{BoxError, service_fn};
 
 use super::*;
 use crate::agent::managed_lease::moment;
-use crate::api::{DHCP_FINALIZER, LeaseState};
-use crate::domain::dhcp::{ClientAction, ClientOptions, LeaseRecord, ProbeTiming};
+use crate::api::{DHCP_FINALIZER, DHCPLease, LeaseState};
+use crate::domain::dhcp::{
+    ClientAction, ClientEvent, ClientOptions, ClientTrouble, LeaseRecord, ProbeTiming,
+};
 use crate::domain::leader_election::ElectionPace;
 use crate::k8s::agent_records::RecordClient;
 use crate::k8s::events::EventRecorder;
@@ -77,9 +80,14 @@ async fn term(agent: &DhcpAgent) -> AgentTerm<'_> {
     term
 }
 
-/// Event of the lease's record. `uid`: UID of the record, which differs if the record was deleted
-/// and created again. `deleted`: time at which the deletion of the record was requested.
+/// Event of the lease's record.
 fn record(uid: &str, version: &str, deleted: Option<&str>) -> RecordEvent {
+    RecordEvent::Is(Box::new(stored(uid, version, deleted)))
+}
+
+/// Stored record of the lease. `uid`: UID of the record, which differs if the record was deleted
+/// and created again. `deleted`: time at which the deletion of the record was requested.
+fn stored(uid: &str, version: &str, deleted: Option<&str>) -> DHCPLease {
     let record = json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1", "kind": "DHCPLease",
         "metadata": {
@@ -91,7 +99,7 @@ fn record(uid: &str, version: &str, deleted: Option<&str>) -> RecordEvent {
             "hostname": "web",
         },
     });
-    RecordEvent::Is(Box::new(serde_json::from_value(record).unwrap()))
+    serde_json::from_value(record).unwrap()
 }
 
 /// Handles the next deadline of the lease as if it had come, and returns the deadline. `None`: the
@@ -194,6 +202,23 @@ async fn a_record_that_is_gone_is_not_served_after_the_former_one() {
         term.linked(removed);
         let served = term.leases.get(&MAC).and_then(|lease| lease.record.metadata.uid.as_deref());
         assert_eq!(served, (!is_gone).then_some("2"));
+    }
+}
+
+/// The lease expires while no agent runs, and the deletion of the record is requested.
+#[test]
+fn an_address_that_expired_before_its_release_is_reported_as_lost() {
+    for up in [true, false] {
+        let mut lease = ManagedLease::read(stored("1", "1", None)).unwrap();
+        lease.stored.address = Some("10.0.0.9".to_owned());
+        lease.stored.server = Some("10.0.0.1".to_owned());
+        lease.stored.lease_seconds = Some(3600);
+        lease.stored.expires_at = Some("2020-01-01T00:00:00Z".to_owned());
+        let said = lease.release(ClientOptions::default(), 1, moment(), up).unwrap();
+        let address = Ipv4Addr::new(10, 0, 0, 9);
+        let lost = ClientEvent::Lost { address, why: ClientTrouble::Expired };
+        assert!(said.contains(&ClientAction::Event(lost)), "{said:?}");
+        assert_eq!(said.last(), Some(&ClientAction::Done));
     }
 }
 
