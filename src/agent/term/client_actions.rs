@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::super::managed_lease::PendingWrite;
 use super::super::report;
 use super::AgentTerm;
-use super::lease_lifecycle::LINK_PAUSE;
 use crate::api::LeaseState;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, FrameFilter, Mac};
 use crate::k8s::clock;
@@ -92,14 +91,9 @@ impl AgentTerm<'_> {
     /// Sets the lease's timer, its count in the metrics, and the frames that the socket accepts for
     /// its client.
     pub(super) fn reschedule(&mut self, mac: Mac) {
-        let waits_until = (!self.agent.leadership.is_current()).then(|| clock::now() + LINK_PAUSE);
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let client = lease.client.as_ref();
         let deadline = client.and_then(|client| client.deadline().filter(|_| !lease.done));
-        let deadline = deadline.map(|at| match waits_until.filter(|_| lease.released) {
-            Some(until) => at.max(until),
-            None => at,
-        });
         let deadline = deadline.into_iter().chain(lease.rewrite).chain(lease.retry).min();
         if deadline != lease.deadline {
             if let Some(former) = lease.deadline {

@@ -222,23 +222,54 @@ fn an_address_that_expired_before_its_release_is_reported_as_lost() {
     }
 }
 
+/// Begins to release the address of the lease. `probe`: timing of the ARP questions before the
+/// RELEASE.
+fn release(term: &mut AgentTerm<'_>, probe: ProbeTiming) {
+    let lease = term.leases.get_mut(&MAC).unwrap();
+    lease.stored.address = Some("10.0.0.9".to_owned());
+    lease.stored.server = Some("10.0.0.1".to_owned());
+    lease.retry = None;
+    let options = ClientOptions { probe, ..ClientOptions::default() };
+    let said = lease.release(options, 1, moment(), true).unwrap();
+    term.act(MAC, said);
+}
+
 /// A RELEASE is not repeated, and an agent that does not lead sends none.
 #[tokio::test]
 async fn a_release_waits_for_the_leadership() {
     let leader = leader().await;
     let other = DhcpAgent { leadership: Arc::default(), ..self::leader().await };
     let mut term = term(&leader).await;
-    let lease = term.leases.get_mut(&MAC).unwrap();
-    lease.stored.address = Some("10.0.0.9".to_owned());
-    lease.stored.server = Some("10.0.0.1".to_owned());
-    let options = leader.options.clone();
-    lease.begin(options, 1, moment()).set_link(true, clock::now());
-    lease.released = true;
-    assert!(term.hand(MAC, |client| client.release(clock::now())));
+    release(&mut term, ProbeTiming::OFF);
     for agent in [&other, &other, &leader] {
         term.agent = agent;
         assert!(!term.leases[&MAC].done);
         next_deadline(&mut term).expect("the second RELEASE is never due");
+    }
+    assert!(term.leases[&MAC].done);
+}
+
+/// The network failed, and with it the API server. So the questions by ARP and the first RELEASE
+/// may be lost.
+#[tokio::test]
+async fn a_release_that_waited_begins_again_with_its_questions() {
+    let leader = leader().await;
+    let other = DhcpAgent { leadership: Arc::default(), ..self::leader().await };
+    let mut term = term(&leader).await;
+    release(&mut term, ProbeTiming::QUICK);
+    // The agent leads for the questions and the first RELEASE, does not lead for one deadline, and
+    // leads again for the questions and both RELEASEs.
+    for (agent, deadlines, state) in [
+        (&leader, 3, LeaseState::Released),
+        (&other, 1, LeaseState::Probing),
+        (&leader, 5, LeaseState::Released),
+    ] {
+        term.agent = agent;
+        for _ in 0..deadlines {
+            assert!(!term.leases[&MAC].done);
+            next_deadline(&mut term).expect("the release does not go on");
+        }
+        assert_eq!(term.leases[&MAC].client.as_ref().unwrap().state(), state);
     }
     assert!(term.leases[&MAC].done);
 }

@@ -38,6 +38,22 @@ impl DhcpClient {
         self.leave()
     }
 
+    /// Puts off a release that has begun until the time `until`, because the caller may not send. A
+    /// client that asks by ARP before a RELEASE then asks again: the network may have lost the
+    /// former questions, and a station may have the address since.
+    pub fn put_off_release(&mut self, until: Duration) {
+        let asks = self.asks_before_release();
+        match &mut self.phase {
+            ClientPhase::Parting(parting) => (parting.sent, parting.next) = (0, until),
+            ClientPhase::Released(Some((_, lease))) if asks => {
+                let lease = lease.clone();
+                self.phase = ClientPhase::Parting(Probing { lease, sent: 0, next: until });
+            }
+            ClientPhase::Released(Some((again, _))) => *again = until,
+            _ => {}
+        }
+    }
+
     pub(super) fn give_back(&mut self, lease: GrantedLease) {
         self.send_release(&lease);
         self.phase = ClientPhase::Released(Some((self.now + RELEASE_AGAIN, lease)));
@@ -46,7 +62,8 @@ impl DhcpClient {
     pub(super) fn release_again(&mut self) {
         if let ClientPhase::Released(Some((_, lease))) = &self.phase {
             let lease = lease.clone();
-            if self.up {
+            // The lease may have expired while the release was put off.
+            if self.up && !lease.is_over(self.now) {
                 self.send_release(&lease);
             }
             self.event(ClientEvent::Released { address: lease.address });
@@ -60,11 +77,16 @@ impl DhcpClient {
         self.out.push(ClientAction::Done);
     }
 
+    /// Whether the client asks by ARP before a RELEASE. It does not ask if ARP probes are off, or
+    /// if a station answers ARP for all addresses.
+    fn asks_before_release(&self) -> bool {
+        self.asks_by_arp() && self.options.proxy.is_none()
+    }
+
     /// Gives back an address that was published. The client first asks by ARP whether a station
-    /// still has the address. If a station answers, the client sends no RELEASE. The client does
-    /// not ask if ARP probes are off, or if a station answers ARP for all addresses.
+    /// still has the address. If a station answers, the client sends no RELEASE.
     pub(super) fn part_with(&mut self, lease: GrantedLease) {
-        if self.asks_by_arp() && self.options.proxy.is_none() {
+        if self.asks_before_release() {
             self.parting_due(Probing { lease, sent: 0, next: self.now });
         } else {
             self.give_back(lease);

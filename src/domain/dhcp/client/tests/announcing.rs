@@ -189,6 +189,38 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
     assert!(bed.done && bed.messages.last().unwrap().kind() != RELEASE);
 }
 
+/// The network failed, so that the caller may not send for a while. The former questions and the
+/// first RELEASE may be lost.
+#[test]
+pub fn a_release_that_was_put_off_begins_again_with_its_questions() {
+    for steps in 0..=3 {
+        let put_off = || {
+            let mut bed = announced();
+            bed.release();
+            for _ in 0..steps {
+                bed.passes();
+            }
+            let (until, asked) = (bed.now + secs(60), bed.probes.len());
+            bed.client.put_off_release(until);
+            assert_eq!(bed.client.deadline(), Some(until));
+            (bed, until, asked)
+        };
+        let (mut bed, until, asked) = put_off();
+        for after in [ms(430), ms(1430)] {
+            assert_eq!(bed.speaks().kind(), RELEASE);
+            assert_eq!((bed.now, bed.probes.len()), (until + after, asked + 3));
+        }
+        assert!(bed.done && bed.saw(&ClientEvent::Released { address: ADDRESS }));
+        // A guest answers the first of the new questions.
+        let (mut bed, until, asked) = put_off();
+        assert_eq!(bed.passes(), []);
+        assert_eq!((bed.now, bed.probes.len()), (until, asked + 1));
+        assert_eq!(bed.client.listening(), FrameFilter::DhcpAndArp);
+        bed.hears(&arp(false, GUEST, ADDRESS, NONE));
+        assert!(bed.done && bed.saw(&ClientEvent::NotReleased { address: ADDRESS, by: GUEST }));
+    }
+}
+
 #[test]
 pub fn without_probes_nothing_is_asked() {
     let mut bed = Bed::bound(3600);

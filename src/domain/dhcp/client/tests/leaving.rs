@@ -51,6 +51,22 @@ impl Bed {
     }
 }
 
+/// ARP probes are off, so the second RELEASE is put off without questions. An address whose lease
+/// has expired by then may be another client's.
+#[test]
+pub fn a_release_that_is_put_off_for_longer_than_the_lease_is_not_sent() {
+    for (until, sent) in [(secs(119), vec![RELEASE]), (secs(120), vec![])] {
+        let mut bed = Bed::bound(120);
+        bed.release();
+        for until in [secs(60), until] {
+            bed.client.put_off_release(until);
+            assert_eq!(bed.client.deadline(), Some(until));
+        }
+        let kinds: Vec<u8> = bed.passes().iter().map(Seen::kind).collect();
+        assert_eq!((kinds, bed.now, bed.done), (sent, until, true));
+    }
+}
+
 /// Only `release` gives the address back. No RELEASE is sent when the process exits, or while the
 /// client's link is down.
 #[test]
