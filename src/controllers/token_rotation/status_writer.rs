@@ -114,7 +114,10 @@ impl RotationRun<'_> {
                     "the expiry of the credential has changed"
                 );
             }
-            StateChange::Restarted | StateChange::Publishing | StateChange::Revoked => {}
+            StateChange::Restarted
+            | StateChange::Publishing
+            | StateChange::Revoked
+            | StateChange::Recovered => {}
         }
         Ok(())
     }

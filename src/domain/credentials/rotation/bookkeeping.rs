@@ -60,6 +60,11 @@ fn has_hash(hash: Option<&String>, held: &TargetCredential) -> bool {
 }
 
 impl RotationState {
+    /// Whether the last recorded result is a failed step.
+    pub fn has_failed(&self) -> bool {
+        self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
+    }
+
     fn publishing(&self) -> Option<&PendingPublication> {
         self.pending.as_ref()?.publishing.as_ref()
     }
@@ -249,6 +254,18 @@ pub fn failed(
     next.retry_after = Some(now + retry_pause(next.failures).min(LAST_RETRY));
     if matches!(step, RotationStep::Mint | RotationStep::Verify) {
         abandon(plan, &mut next, now);
+    }
+    next
+}
+
+/// State without failed steps. The failure of a revocation stays, because revocations are tried
+/// again independently of the other steps.
+pub(super) fn recovered(state: &RotationState) -> RotationState {
+    let mut next = state.clone();
+    (next.failures, next.retry_after) = (0, None);
+    if next.has_failed() && next.last_result.as_deref() != Some("Failed Revoke") {
+        let result = |is_ours: bool| if is_ours { "Published" } else { "Adopted" };
+        next.last_result = next.current.as_ref().map(|current| result(current.ours).to_owned());
     }
     next
 }

@@ -2,7 +2,7 @@
 
 use super::super::timestamp::EarliestTime;
 use super::bookkeeping::{
-    abandon_pending, is_other_token, may_be_revoked, revoke_or_forget, update_state,
+    abandon_pending, is_other_token, may_be_revoked, recovered, revoke_or_forget, update_state,
     without_late_writes,
 };
 use super::foreign_credentials::is_unseen;
@@ -44,11 +44,33 @@ pub fn decide(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) 
         return RotationAction::Wait(None);
     }
     let mut until = EarliestTime::default();
-    replace(input, &mut until)
-        .or_else(|| restart(input, &mut until))
-        .or_else(|| revoke(input, &mut until))
-        .or_else(|| drop_kept_foreign(input, &mut until))
+    next_step(input, &mut until)
+        .or_else(|| forget_failures(input))
         .unwrap_or(RotationAction::Wait(until.0))
+}
+
+/// Next step of a rotation whose recorded state is up to date. `None`: no step is possible now.
+/// `until` then gets the time of the next step, if that time is known.
+fn next_step(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {
+    replace(input, until)
+        .or_else(|| restart(input, until))
+        .or_else(|| revoke(input, until))
+        .or_else(|| drop_kept_foreign(input, until))
+}
+
+/// Action that forgets the recorded failures, if no failed step waits for its next try: the step
+/// has succeeded since, or is not wanted any more. `None`: no failure is recorded, a failed step
+/// waits, or the target cannot be used. Precondition: [`next_step`] is `None`.
+fn forget_failures(input: DecisionInput<'_>) -> Option<RotationAction> {
+    let DecisionInput { plan, state, seen } = input;
+    if state.failures == 0 || matches!(seen.target, TargetState::Unfit(_)) {
+        return None;
+    }
+    // Without its pause, a step that waits for its next try would be the next step.
+    let unpaused = RotationState { retry_after: None, ..state.clone() };
+    let input = DecisionInput { plan, state: &unpaused, seen };
+    let is_over = next_step(input, &mut EarliestTime::default()).is_none();
+    is_over.then(|| RotationAction::write(StateChange::Recovered, recovered(state)))
 }
 
 /// Next step of a replacement that is due or requested. `None`: no step is due, or none is possible

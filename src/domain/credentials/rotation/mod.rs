@@ -378,6 +378,8 @@ pub enum StateChange {
     Restarted,
     /// An old credential was revoked, or no longer exists at the issuer.
     Revoked,
+    /// No failed step waits for its next try any more.
+    Recovered,
 }
 
 /// A step that can fail.
@@ -413,11 +415,6 @@ impl RotationStep {
 }
 
 impl RotationState {
-    /// Whether the last recorded result is a failed step.
-    pub fn has_failed(&self) -> bool {
-        self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
-    }
-
     /// Whether an annotation requested the pending credential. False: the credential is made for
     /// another reason, or no credential is pending.
     pub fn is_asked(&self) -> bool {

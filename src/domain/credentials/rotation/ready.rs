@@ -79,7 +79,8 @@ impl ReadyState {
     }
 
     /// Condition Ready of a rotation that has no step to carry out now. `None`: a step has failed,
-    /// so Ready stays as it is until that step has succeeded. `wants`: the target in the spec.
+    /// so Ready stays as it is until that step has succeeded or is not wanted any more. `wants`:
+    /// the target in the spec.
     pub fn of(
         plan: &RotationPlan,
         state: &RotationState,

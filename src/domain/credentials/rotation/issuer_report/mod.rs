@@ -72,11 +72,6 @@ pub(super) fn with_reported_expiry(
         return None;
     }
     (current.expires, current.kept_alive) = (expires, kept_alive);
-    if kept_alive && next.pending.is_none() {
-        // The replacement is not due any more, so its failed step is not tried again.
-        (next.failures, next.retry_after) = (0, None);
-        next.last_result = Some("Adopted".to_owned());
-    }
     Some(next)
 }
 

@@ -87,9 +87,10 @@ fn after(
     let mut state = state.clone();
     loop {
         match decide(plan, &state, seen) {
-            RotationAction::Write(StateChange::Adopted | StateChange::Retimed, next) => {
-                state = *next;
-            }
+            RotationAction::Write(
+                StateChange::Adopted | StateChange::Retimed | StateChange::Recovered,
+                next,
+            ) => state = *next,
             act => return (state, act),
         }
     }

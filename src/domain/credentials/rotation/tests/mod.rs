@@ -5,6 +5,7 @@ use api::TokenRotation;
 use super::*;
 
 mod deletion;
+mod failures;
 mod foreign_credentials;
 mod kept_credential;
 mod model;

@@ -1,0 +1,91 @@
+//! Tests of recorded failures whose step has succeeded since, or is not wanted any more.
+
+use super::super::ready::{ReadyFacts, ReadyState};
+use super::*;
+
+/// Time of the failure. No replacement is due, and the overlap of each old credential is over.
+const NOW: Seconds = 2 * DAY;
+/// Time of the next try, after the first pause.
+const RETRY: Seconds = NOW + 5;
+
+/// Target at the time `now`, which holds the second credential. `kept`: hash of the credential that
+/// the target keeps beside it. The issuer has only the second credential.
+fn seen(now: Seconds, kept: Option<&str>) -> ObservedState {
+    let existing = Some(vec!["r-2".to_owned()]);
+    ObservedState { now, target: there(Some("h2"), kept), existing, ..ObservedState::default() }
+}
+
+/// Applies all changes of the recorded state that follow from `seen`. Returns the new state and the
+/// next action.
+fn settled(
+    plan: &RotationPlan,
+    state: &RotationState,
+    seen: &ObservedState,
+) -> (RotationState, RotationAction) {
+    let mut state = state.clone();
+    for _ in 0..10 {
+        match decide(plan, &state, seen) {
+            RotationAction::Write(_, next) => state = *next,
+            act => return (state, act),
+        }
+    }
+    panic!("no end of it: {state:?}")
+}
+
+/// Checks that the failure in `state` is forgotten at the observation `seen`, and that Ready is
+/// `Current` then.
+fn check_forgotten(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) {
+    let (state, act) = settled(plan, state, seen);
+    assert!(matches!(act, RotationAction::Wait(_)), "{act:?}");
+    let failure = (state.failures, state.retry_after, state.last_result.as_deref());
+    assert_eq!(failure, (0, None, Some("Published")));
+    let (wants, facts) = (api::Target::default(), ReadyFacts::default());
+    let ready = ReadyState::of(plan, &state, seen, &wants, facts);
+    assert_eq!(ready, Some(ReadyState::current()));
+}
+
+/// Checks that the failure in `state` is kept at the observation `seen`, and that the next action
+/// waits until `until`.
+fn check_kept(plan: &RotationPlan, state: &RotationState, seen: &ObservedState, until: Seconds) {
+    let waits = (state.clone(), RotationAction::Wait(Some(until)));
+    assert_eq!(settled(plan, state, seen), waits);
+}
+
+/// The removal of the kept credential from the target fails once, and then succeeds.
+#[test]
+fn a_removal_that_succeeds_at_last_leaves_no_failure() {
+    let plan = plan();
+    for (before, kept) in [(replaced(DAY), "h1"), (published(), "x")] {
+        let kept = Some(kept);
+        assert_eq!(decide(&plan, &before, &seen(NOW, kept)), RotationAction::DropOld);
+        let state = failed(&plan, &before, RotationStep::Publish, "", NOW);
+        check_kept(&plan, &state, &seen(RETRY - 1, kept), RETRY);
+        assert_eq!(decide(&plan, &state, &seen(RETRY, kept)), RotationAction::DropOld);
+        check_forgotten(&plan, &state, &seen(RETRY, None));
+    }
+}
+
+/// The user withdraws a request for a replacement after a step of that replacement has failed.
+#[test]
+fn a_replacement_that_is_not_wanted_any_more_leaves_no_failure() {
+    let requests = RotationRequests { rotate: Some("1".into()), leaked: None };
+    let asked = RotationPlan { requests, ..plan() };
+    let state = failed(&asked, &published(), RotationStep::Mint, "", NOW);
+    check_kept(&asked, &state, &seen(NOW, None), RETRY);
+    let unfit = ObservedState { target: TargetState::Unfit("exec".into()), ..seen(NOW, None) };
+    check_kept(&plan(), &state, &unfit, NOW + READ_AGAIN_AFTER);
+    check_forgotten(&plan(), &state, &seen(NOW, None));
+}
+
+/// A failed revocation is reported until its next try, although another step has failed and is not
+/// wanted any more.
+#[test]
+fn a_failed_revocation_is_not_forgotten_with_other_failures() {
+    let plan = plan();
+    let state = failed(&plan, &replaced(DAY), RotationStep::Mint, "", NOW);
+    let state = failed(&plan, &state, RotationStep::Revoke, "r-1", NOW);
+    let (state, act) = settled(&plan, &state, &seen(NOW, None));
+    assert_eq!(act, RotationAction::Wait(Some(RETRY)));
+    let failure = (state.failures, state.retry_after, state.last_result.as_deref());
+    assert_eq!(failure, (0, None, Some("Failed Revoke")));
+}
