@@ -77,6 +77,23 @@ fn a_replacement_that_is_not_wanted_any_more_leaves_no_failure() {
     check_forgotten(&plan(), &state, &seen(NOW, None));
 }
 
+/// The user removes the workloads from the spec after their restart has failed. The first
+/// credential of a rotation replaces none. A later one replaces a credential whose overlap begins
+/// then.
+#[test]
+fn a_restart_that_is_not_wanted_any_more_leaves_no_failure() {
+    let restarting = RotationPlan { restarts: true, ..plan() };
+    let mut later = replaced(0);
+    later.previous[0].after = None;
+    for before in [published(), later] {
+        let before = RotationState { restarted_for: None, ..before };
+        assert_eq!(decide(&restarting, &before, &seen(NOW, None)), RotationAction::Restart);
+        let state = failed(&restarting, &before, RotationStep::Restart, "r-2", NOW);
+        check_kept(&restarting, &state, &seen(NOW, None), RETRY);
+        check_forgotten(&plan(), &state, &seen(NOW, None));
+    }
+}
+
 /// A failed revocation is reported until its next try, although another step has failed and is not
 /// wanted any more.
 #[test]
