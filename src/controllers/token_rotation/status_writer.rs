@@ -171,10 +171,8 @@ impl RotationRun<'_> {
             unread: self.session.as_ref().map_or(0, |session| session.unread),
             children: self.children_summary(),
         };
-        // The condition is about the plan of the spec, even if another TokenRotation has
-        // precedence.
-        let (plan, wants) = (status::plan(&self.rotation), &self.rotation.spec.target);
-        let ready = ReadyState::of(&plan, &self.state, &self.observed(), wants, facts);
+        let wants = &self.rotation.spec.target;
+        let ready = ReadyState::of(&self.plan, &self.state, &self.observed(), wants, facts);
         self.write_status(self.state.clone(), ready.as_ref()).await?;
         let expires = self.rotation.status.as_ref().and_then(status::expiry);
         let next = idle::next_reconcile(&self.plan, &self.state, until, expires, decided);

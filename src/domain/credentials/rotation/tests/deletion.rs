@@ -1,6 +1,8 @@
 //! Tests of the steps before the deletion of a TokenRotation completes.
 
+use super::super::ready::{ReadyFacts, ReadyState, UNREADABLE};
 use super::*;
+use crate::credentials::timestamp::rfc3339;
 
 /// Plan and state of a rotation whose deletion was requested 60 seconds before `DAY`. One
 /// credential is in use. The overlap of a replaced credential ends 600 seconds after `DAY`.
@@ -188,6 +190,32 @@ fn the_second_of_two_does_nothing_and_leaves_what_the_first_one_uses() {
         let (done, _) = left(second(Some(DAY - 60)), &target, UnknownReason::Silent, false);
         let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
         assert_eq!(done, [(600, "r-1"), (end, "gone")], "{target:?}");
+    }
+}
+
+/// Ready says which credentials a deletion revokes, and when the deletion ends at the latest. Both
+/// are as in the decision with the same plan. The third TokenRotation has no precedence, and its
+/// spec says `Revoke`.
+#[test]
+fn ready_says_of_a_deletion_what_the_decision_does() {
+    let (plan, state) = leaving(true);
+    for ((plan, state), revoked, end) in [
+        (leaving(false), "old credentials", 900 + 3_501),
+        (leaving(true), "all credentials", 900 - 60),
+        ((plan.second(), state), "old credentials", 900 + 3_501),
+    ] {
+        let seen = ObservedState { now: DAY, ..ObservedState::default() };
+        let unknown = Some(("silent", UNREADABLE));
+        let facts = ReadyFacts { unknown, ..ReadyFacts::default() };
+        let ready = ReadyState::of(&plan, &state, &seen, &api::Target::default(), facts);
+        let message = format!(
+            "{revoked} are revoked first: silent; the deletion continues without the revocation \
+             at {}",
+            rfc3339(DAY + end)
+        );
+        assert_eq!(ready.map(|ready| ready.message), Some(message));
+        let (done, _) = left((plan, state), &TargetState::Unknown, UnknownReason::Silent, false);
+        assert_eq!(done, [(end, "gone".to_owned())]);
     }
 }
 
