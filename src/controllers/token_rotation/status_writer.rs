@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::rotation_run::{RANCHER_INTERVAL, RotationRun};
 use super::{UnpublishedToken, pause};
-use crate::domain::credentials::rotation::ready::{ReadyFacts, ReadyState};
+use crate::domain::credentials::rotation::ready::{ReadyFacts, ReadyState, failure_note};
 use crate::domain::credentials::rotation::status::{self, StatusObservations};
 use crate::domain::credentials::rotation::{
     RotationState, RotationStep, StateChange, UnpublishedCredential, failed, idle,
@@ -126,8 +126,9 @@ impl RotationRun<'_> {
         self.context.ctx.events.normal(self.rotation.object_ref(&()), reason, note);
     }
 
-    /// Records in the status that `step` has failed for the credential `name`. Reports the failure,
-    /// with the reason `why`, in the log, in the metrics and by an Event.
+    /// Records in the status that `step` has failed for the credential `name`, which is empty for a
+    /// removal of the old credential from the target. Reports the failure, with the reason `why`,
+    /// in the log, in the metrics and by an Event.
     pub(super) async fn record_failure(
         &mut self,
         step: RotationStep,
@@ -151,7 +152,7 @@ impl RotationRun<'_> {
         // The reported text is cut to a readable length.
         let why: String = why.chars().take(400).collect();
         let reason = format!("{}Failed", step.word());
-        let note = format!("credential {name}: {why}");
+        let note = failure_note(name, &why);
         self.context.ctx.events.warning(self.rotation.object_ref(&()), &reason, note);
         self.write_status(next, Some(&ReadyState::failed(step, why))).await
     }

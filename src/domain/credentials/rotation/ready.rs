@@ -1,5 +1,5 @@
 //! Status, reason and message of the condition Ready, for a rotation that has no step to carry out
-//! now.
+//! now. The note of the Event about a failed step is made here too.
 //!
 //! Invariant: such a rotation is Current only if the credential in its target works, as far as that
 //! can be observed.
@@ -167,6 +167,16 @@ impl ReadyState {
         }
         Self::new(True, "WatchedInPart", parts.join("; "))
     }
+}
+
+/// Note of the Event about a step that has failed for the credential `name`. `why`: reason why it
+/// has failed. An empty name stands for the old credential that the target keeps: the step is its
+/// removal from the target.
+pub fn failure_note(name: &str, why: &str) -> String {
+    if name.is_empty() {
+        return format!("removal of the old credential from the target: {why}");
+    }
+    format!("credential {name}: {why}")
 }
 
 /// Reason why the target holds no credential that works, as far as that can be observed. `None`:

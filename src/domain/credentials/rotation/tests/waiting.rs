@@ -1,7 +1,7 @@
 //! Tests of a rotation that waits: its condition Ready, and its pause without a read of the target.
 
 use super::super::idle::step_if_unchanged;
-use super::super::ready::{ReadyFacts, ReadyState, UNREADABLE};
+use super::super::ready::{ReadyFacts, ReadyState, UNREADABLE, failure_note};
 use super::*;
 
 /// Ready reports the most important obstacle, if there are several.
@@ -49,6 +49,12 @@ fn ready_says_what_hinders_most() {
         let message = message.split("; the deletion").next().unwrap_or_default();
         assert!(message.ends_with(why.unwrap_or_default()), "{message}");
     }
+}
+
+#[test]
+fn the_event_about_a_failed_removal_says_what_was_to_be_removed() {
+    assert_eq!(failure_note("r-3", "500"), "credential r-3: 500");
+    assert_eq!(failure_note("", "500"), "removal of the old credential from the target: 500");
 }
 
 /// A new leader waits while a former leader may still have the pending credential in memory. If the
