@@ -6,7 +6,6 @@ mod played;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -22,6 +21,7 @@ use serde_json::{Value, json};
 use testbed::{Proxy, eventually, kubevirt};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use self::played::Running;
 use crate::command;
@@ -77,13 +77,14 @@ metadata: {name: fleet-local}
 pub(super) struct Harvester {
     pub(super) cluster: Arc<Cluster>,
     running: Arc<Mutex<Running>>,
-    ended: Arc<AtomicBool>,
+    ended: CancellationToken,
+    playing: JoinHandle<()>,
     fleet: JoinHandle<()>,
 }
 
 impl Drop for Harvester {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
+        self.ended.cancel();
         self.fleet.abort();
     }
 }
@@ -120,10 +121,10 @@ impl Harvester {
         for name in [CONTROLLER, WEBHOOK] {
             make(&cluster.client, name, 1).await?;
         }
-        let ended = Arc::new(AtomicBool::new(false));
-        played::play(cluster.clone(), running.clone(), go, ended.clone());
+        let ended = CancellationToken::new();
+        let playing = played::play(cluster.clone(), running.clone(), go, ended.clone());
         let fleet = tokio::spawn(played::fleet(cluster.client.clone()));
-        let harvester = Self { cluster, running, ended, fleet };
+        let harvester = Self { cluster, running, ended, playing, fleet };
         harvester.leads("go").await?;
         Ok(harvester)
     }
@@ -201,9 +202,9 @@ impl Harvester {
     }
 
     /// Ends the programs.
-    pub(super) async fn end(self) {
-        self.ended.store(true, Ordering::Relaxed);
-        // Its round is over once it gives the programs away.
+    pub(super) async fn end(mut self) {
+        self.ended.cancel();
+        drop((&mut self.playing).await);
         drop(std::mem::take(&mut *self.running.lock().await));
     }
 

@@ -11,7 +11,6 @@
 //!   (charts, `charts/harvester-load-balancer/templates/deployment.yaml`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -25,6 +24,7 @@ use testbed::Operator;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::{CONTROLLER, FINALIZERS, NAMESPACE, OPERATOR, TICK, WEBHOOK};
 use super::{charts, has_finalizer, machines};
@@ -50,24 +50,27 @@ impl Drop for Running {
     }
 }
 
-/// Starts and ends programs until `ended` is set.
+/// Starts and ends programs until `ended` is cancelled.
 pub(super) fn play(
     cluster: Arc<Cluster>,
     running: Arc<Mutex<Running>>,
     go: Go,
-    ended: Arc<AtomicBool>,
-) {
+    ended: CancellationToken,
+) -> JoinHandle<()> {
     // Its future is not `Send`, so that it has a thread of its own.
     tokio::task::spawn_blocking(move || {
-        Handle::current().block_on(async move {
-            while !ended.load(Ordering::Relaxed) {
+        let rounds = async {
+            loop {
                 let began = Instant::now();
                 // A conflict with the command is tried again, as by every controller.
                 drop(carry_out(&cluster, &running, &go).await);
                 rest(TICK, began).await;
             }
-        });
-    });
+        };
+        // The end of the test waits for this thread, and then no call gets an answer any more. So a
+        // call that is under way is dropped.
+        Handle::current().block_on(ended.run_until_cancelled(rounds));
+    })
 }
 
 /// Starts and ends what the Deployments say.
