@@ -31,9 +31,16 @@ pub(super) struct WriteOutcome {
     outcome: Result<String, CallError>,
     status: DHCPLeaseStatus,
     /// Record as read after the write failed with 409 or 404. A 404 means that the record does not
-    /// exist, or that its CRD has no status subresource. `Some(None)`: the record does not exist.
-    /// `None`: the record was not read, or could not be read.
-    fresh: Option<Option<DHCPLease>>,
+    /// exist, or that its CRD has no status subresource.
+    fresh: RereadRecord,
+}
+
+/// Record that was read again after a failed write.
+enum RereadRecord {
+    Found(Box<DHCPLease>),
+    Gone,
+    /// The record was not read, or could not be read.
+    Unread,
 }
 
 impl AgentTerm<'_> {
@@ -80,9 +87,13 @@ impl AgentTerm<'_> {
             };
             let fresh = match &outcome {
                 Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
-                    records.read(&namespace, &name).await.ok()
+                    match records.read(&namespace, &name).await {
+                        Ok(Some(record)) => RereadRecord::Found(Box::new(record)),
+                        Ok(None) => RereadRecord::Gone,
+                        Err(_) => RereadRecord::Unread,
+                    }
                 }
-                _ => None,
+                _ => RereadRecord::Unread,
             };
             WriteOutcome { mac, uid, what, outcome, status, fresh }
         });
@@ -110,7 +121,7 @@ impl AgentTerm<'_> {
                 return self.again(mac);
             }
             Err(error @ (CallError::Conflict(_) | CallError::NotFound(_))) => match fresh {
-                Some(Some(record)) if record.metadata.uid == uid => {
+                RereadRecord::Found(record) if record.metadata.uid == uid => {
                     let title = lease.title();
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
@@ -125,8 +136,8 @@ impl AgentTerm<'_> {
                         "cannot write the status: the CRD of DHCPLeases has no status subresource";
                     tracing::warn!(record = title, "{why}");
                 }
-                Some(_) => return self.end_without_record(mac),
-                None => {}
+                RereadRecord::Found(_) | RereadRecord::Gone => return self.end_without_record(mac),
+                RereadRecord::Unread => {}
             },
             Err(CallError::NotLeader) => {}
             Err(error) => {
