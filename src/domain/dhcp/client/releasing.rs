@@ -7,6 +7,9 @@
 //!
 //! * ARP probes are off.
 //! * A station answers ARP for all addresses.
+//!
+//! Invariant: no RELEASE is sent for a lease that has expired, because the server may have granted
+//! the address to another host since. A client that keeps its address may have such a lease.
 
 use std::time::Duration;
 
@@ -21,7 +24,8 @@ const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 
 impl DhcpClient {
     /// Gives the address back to its server by two RELEASEs, and ends the client. No RELEASE is
-    /// sent if a station still answers ARP for the address, or if the link is down.
+    /// sent if a station still answers ARP for the address, if the lease has expired, or if the
+    /// link is down.
     pub fn release(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let (granted, held) = match (&self.phase, self.held.take()) {
@@ -54,7 +58,12 @@ impl DhcpClient {
         }
     }
 
+    /// Sends the first RELEASE, and plans the second one. If the lease has expired, the client ends
+    /// without a RELEASE.
     pub(super) fn give_back(&mut self, lease: GrantedLease) {
+        if lease.is_over(self.now) {
+            return self.end();
+        }
         self.send_release(&lease);
         self.phase = ClientPhase::Released(Some((self.now + RELEASE_AGAIN, lease)));
     }

@@ -142,10 +142,19 @@ pub fn an_address_that_was_never_recorded_is_not_kept() {
 }
 
 /// No RELEASE is sent for a kept address. The server may have granted the address to another
-/// client.
+/// client. The same holds if the client does not ask by ARP before a RELEASE, because ARP probes
+/// are off, or because a station answers ARP for all addresses.
 #[test]
 pub fn a_kept_address_is_not_released() {
-    let mut bed = ended();
-    assert_eq!(bed.release(), []);
-    assert!(bed.done && bed.record().lease.is_none());
+    let mut behind_proxy = ended();
+    behind_proxy.client.set_proxy(Some(OTHER_HOST));
+    let mut without_arp = Bed::with(ClientOptions { probe: ProbeTiming::OFF, ..keeping() });
+    without_arp.acquire(ADDRESS, HOUR);
+    let end = without_arp.lease().expires.unwrap();
+    without_arp.until(end);
+    for mut bed in [ended(), behind_proxy, without_arp] {
+        assert_eq!(bed.record().trouble, Some(ClientTrouble::Kept));
+        assert_eq!(bed.release(), []);
+        assert!(bed.done && bed.record().lease.is_none());
+    }
 }

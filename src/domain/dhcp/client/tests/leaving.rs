@@ -40,6 +40,11 @@ pub fn who_has_nothing_or_cannot_speak_is_done_at_once() {
     let mut bed = Bed::new();
     bed.acquire_to_probe();
     assert_eq!(bed.release()[0].kind(), RELEASE);
+    // The host was suspended during the probe, until the lease had expired.
+    let mut bed = Bed::new();
+    bed.acquire_to_probe();
+    bed.now = secs(120);
+    assert_eq!((bed.release(), bed.done), (vec![], true));
 }
 
 impl Bed {
