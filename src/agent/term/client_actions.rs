@@ -126,11 +126,16 @@ impl AgentTerm<'_> {
         }
     }
 
+    /// Frames that the clients need. [`FrameFilter::Nothing`]: no client waits for a frame.
+    fn needed(&self) -> FrameFilter {
+        self.listening.values().max().copied().unwrap_or(FrameFilter::Nothing)
+    }
+
     /// Sets the frames that the socket accepts to those that the clients need. A change to more
     /// frames takes effect at once. `less`: whether a change to fewer frames also takes effect at
     /// once. `false`: such a change takes effect after [`EASE`].
     pub(super) fn adjust_filter(&mut self, less: bool) {
-        let needed = self.listening.values().max().copied().unwrap_or(FrameFilter::Nothing);
+        let needed = self.needed();
         if needed >= self.socket.accepted() || less {
             if let Err(error) = self.socket.set_filter(needed) {
                 tracing::warn!(%error, interface = self.agent.interface, "cannot open the packet socket");
@@ -158,9 +163,11 @@ impl AgentTerm<'_> {
             tracing::debug!(%mac, "frame not sent: this agent is not the leader");
             return;
         }
-        // The socket may be closed here: a client that sends a DHCPRELEASE waits for no answer.
+        // The socket may be closed here: a client that sends a DHCPRELEASE waits for no answer. Or
+        // the interface was replaced while clients wait for answers.
         if self.socket.accepted() == FrameFilter::Nothing {
-            if let Err(error) = self.socket.set_filter(FrameFilter::Dhcp) {
+            let accepted = self.needed().max(FrameFilter::Dhcp);
+            if let Err(error) = self.socket.set_filter(accepted) {
                 tracing::debug!(%mac, %error, "frame not sent");
                 return;
             }

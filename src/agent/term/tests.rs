@@ -1,6 +1,7 @@
 //! Leases whose links cannot be made, because the agent's interface does not exist. The API server
 //! refuses every request except those for the network's Lease.
 
+use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use tower::{BoxError, service_fn};
 
 use super::*;
 use crate::agent::managed_lease::moment;
+use crate::agent::may_open;
 use crate::api::{DHCP_FINALIZER, DHCPLease, LeaseState};
 use crate::domain::dhcp::{
     ClientAction, ClientEvent, ClientOptions, ClientTrouble, LeaseRecord, ProbeTiming,
@@ -272,4 +274,22 @@ async fn a_release_that_waited_begins_again_with_its_questions() {
         assert_eq!(term.leases[&MAC].client.as_ref().unwrap().state(), state);
     }
     assert!(term.leases[&MAC].done);
+}
+
+/// The interface is replaced while a client asks by ARP before a RELEASE. Its next question opens
+/// the socket again, and must not miss the answer.
+#[tokio::test]
+async fn a_socket_that_was_closed_accepts_the_answers_to_the_next_question() {
+    if may_open("lo").is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+        eprintln!("skipped: no right to open packet sockets (CAP_NET_RAW)");
+        return;
+    }
+    let leader = leader().await;
+    let mut term = term(&leader).await;
+    term.socket = PacketSocket::new("lo");
+    release(&mut term, ProbeTiming::QUICK);
+    assert_eq!(term.socket.accepted(), FrameFilter::DhcpAndArp);
+    term.socket.close();
+    next_deadline(&mut term).expect("the release does not go on");
+    assert_eq!(term.socket.accepted(), FrameFilter::DhcpAndArp);
 }
