@@ -439,7 +439,9 @@ pub fn due(plan: &RotationPlan, state: &RotationState) -> Option<schedule::Repla
     let current = state.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;
     let end = current.expires.unwrap_or(current.issued + plan.presumed);
-    let seed = format!("{}/{}", plan.prefix, state.serial);
+    // The serial is no part of the seed: it is counted up before the replacement is made, and the
+    // replacement is due until it is published.
+    let seed = format!("{}/{}", plan.prefix, current.hash);
     Some(schedule::due(&plan.schedule, current.issued, end, &seed))
 }
 

@@ -106,3 +106,20 @@ fn a_failed_revocation_is_not_forgotten_with_other_failures() {
     let failure = (state.failures, state.retry_after, state.last_result.as_deref());
     assert_eq!(failure, (0, None, Some("Failed Revoke")));
 }
+
+/// The name of the new credential has a serial of its own. The replacement stays due nevertheless.
+#[test]
+fn a_due_replacement_that_failed_is_tried_again() {
+    for number in 0..100 {
+        let plan = RotationPlan { prefix: format!("r{number}"), ..plan() };
+        let now = due(&plan, &published()).unwrap().at;
+        let RotationAction::Write(StateChange::Named, named) =
+            decide(&plan, &published(), &seen(now, None))
+        else {
+            panic!("{number}: no new credential")
+        };
+        let state = failed(&plan, &named, RotationStep::Mint, "", now);
+        let (state, act) = settled(&plan, &state, &seen(now, None));
+        assert_eq!((state.failures, act), (1, RotationAction::Wait(Some(now + 5))));
+    }
+}
