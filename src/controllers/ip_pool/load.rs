@@ -46,6 +46,7 @@ impl LedgerTask {
             sweeper: None,
             kept: BTreeMap::new(),
             unreported: BTreeMap::new(),
+            refused: BTreeMap::new(),
         };
         (task, handle)
     }

@@ -62,6 +62,9 @@ pub struct LedgerTask {
     kept: BTreeMap<String, Vec<(Claim, Owner)>>,
     /// Freed orphans that are not reported yet, because the write of their pool has failed.
     unreported: BTreeMap<Claim, Owner>,
+    /// Names of the LoadBalancers whose requests were refused because a pool was not written, by
+    /// pool. They are reconciled again as soon as the pool is written.
+    refused: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl LedgerTask {
@@ -224,6 +227,8 @@ impl LedgerTask {
         self.answer(batch, results, &failed);
         self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)), &failed);
         self.ctx.views.enqueue_lbs(changed.iter().map(|owner| &owner.name));
+        let settled = self.refused.extract_if(.., |pool, _| !failed.contains(pool));
+        self.ctx.views.enqueue_lbs(settled.flat_map(|(_, owners)| owners));
         self.report();
         Ok(())
     }
@@ -241,13 +246,18 @@ impl LedgerTask {
 
     /// Answers the requests whose pools were written. Refuses the other requests, so that their
     /// callers retry.
-    fn answer(&self, batch: RequestBatch, results: Vec<ClaimResult>, failed: &BTreeSet<String>) {
+    fn answer(
+        &mut self,
+        batch: RequestBatch,
+        results: Vec<ClaimResult>,
+        failed: &BTreeSet<String>,
+    ) {
         let requests = u32::try_from(batch.claims.len() + batch.releases.len());
         self.ctx.metrics.batch_size.observe(requests.unwrap_or(u32::MAX).into());
-        for ((_, reply), result) in batch.claims.into_iter().zip(results) {
+        for ((facts, reply), result) in batch.claims.into_iter().zip(results) {
             let answer = match &result {
                 ClaimResult::Held { claim, .. } if failed.contains(&claim.pool) => {
-                    Err(LedgerError::NotWritten(claim.pool.clone()))
+                    Err(self.refuse(&claim.pool, facts.owner))
                 }
                 _ => Ok(result),
             };
@@ -255,16 +265,22 @@ impl LedgerTask {
             // request gets the same claim.
             drop(reply.send(answer));
         }
-        for (_, reply, pools) in batch.releases {
+        for (owner, reply, pools) in batch.releases {
             // A release that found no claims may be the retry of a failed release. Its claims may
             // be in any of the pools that were not written.
             let pools = if pools.is_empty() { failed } else { &pools };
             let answer = match pools.intersection(failed).next() {
-                Some(pool) => Err(LedgerError::NotWritten(pool.clone())),
+                Some(pool) => Err(self.refuse(pool, owner)),
                 None => Ok(()),
             };
             drop(reply.map(|reply| reply.send(answer)));
         }
+    }
+
+    /// Error for a request of the LoadBalancer `owner`, because the pool was not written.
+    fn refuse(&mut self, pool: &str, owner: Owner) -> LedgerError {
+        self.refused.entry(pool.to_owned()).or_default().insert(owner.name);
+        LedgerError::NotWritten(pool.to_owned())
     }
 }
 

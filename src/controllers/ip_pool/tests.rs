@@ -26,7 +26,7 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
 use crate::k8s::leadership::{LeaderElector, Leadership};
-use crate::k8s::views::Views;
+use crate::k8s::views::{ChangeEvent, Views};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
@@ -394,5 +394,31 @@ async fn an_orphan_is_reported_when_its_pool_is_written() {
             task.serve(RequestBatch::default()).await.unwrap();
             assert_eq!(count(), reported, "stored: {is_stored}");
         }
+    }
+}
+
+/// The delay after failed reconciles is up to 30 s.
+#[tokio::test]
+async fn a_refused_request_is_repeated_when_the_pool_is_written() {
+    let (mut task, _ledger) = ledger();
+    let (woken, mut heard) = mpsc::unbounded_channel();
+    let _subscription = task.ctx.views.subscribe(move |change| {
+        if let ChangeEvent::LoadBalancer(lb) = change {
+            woken.send(lb.name).unwrap();
+        }
+    });
+    let late = CallError::Timeout { call: "write".to_owned(), within: Duration::ZERO };
+    task.count_failed_write("a", &late);
+    let (reply, answer) = oneshot::channel();
+    let batch = RequestBatch { claims: vec![(lb("web"), reply)], ..RequestBatch::default() };
+    task.serve(batch).await.unwrap();
+    let answer = answer.await.unwrap();
+    assert!(matches!(&answer, Err(LedgerError::NotWritten(pool)) if pool == "a"), "{answer:?}");
+    task.serve(RequestBatch::default()).await.unwrap();
+    assert!(heard.try_recv().is_err(), "the pool is not written");
+    task.trouble.clear();
+    for expected in [Some("web".to_owned()), None] {
+        task.serve(RequestBatch::default()).await.unwrap();
+        assert_eq!(heard.try_recv().ok(), expected);
     }
 }
