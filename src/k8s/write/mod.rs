@@ -183,7 +183,8 @@ impl ApiWriter {
         self.send::<K>(request.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await
     }
 
-    /// As [`Self::patch`], but applies the merge patch to the subresource `status`.
+    /// Applies the merge patch `patch` to the status of the object `name`. `namespace: None`: the
+    /// object is cluster-scoped. Returns the object's new metadata.
     pub async fn patch_status<K: Resource<DynamicType = ()>>(
         &self,
         namespace: Option<&str>,
