@@ -1,9 +1,11 @@
 //! Tests of the ledger task's answers to late requests, and of failed writes. The API server of the
 //! tests answers that a pool does not exist, and does not answer any other request.
 
+mod contended;
+
 use std::sync::Arc;
 
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -15,7 +17,6 @@ use super::*;
 use crate::api::{IPPool, POOL_FINALIZER};
 use crate::controllers::second_opinion::Replica;
 use crate::domain::dhcp_lease::DhcpNetworks;
-use crate::domain::leader_election::ElectionPace;
 use crate::domain::network::Segment;
 use crate::domain::pools::allocator::{ClaimResult, LoadBalancerIndex, PoolSeen};
 use crate::domain::pools::selection::PoolRequirement;
@@ -25,7 +26,7 @@ use crate::domain::{LbFacts, Owner};
 use crate::k8s::CallError;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
-use crate::k8s::leadership::{LeaderElector, Leadership};
+use crate::k8s::leadership::Leadership;
 use crate::k8s::views::{ChangeEvent, Views};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
@@ -290,78 +291,6 @@ async fn a_pool_that_needs_no_write_has_no_trouble() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(task.count_failed_write("a", &CallError::Missing("kind", "name")));
-}
-
-/// The write of pool `a` has no answer. The writes of pool `b` conflict until long after the next
-/// try of pool `a` is due. The requests of both pools wait for one deadline, not for several.
-#[tokio::test]
-async fn a_pool_that_failed_rests_until_the_next_batch() {
-    let (mut task, _ledger) = ledger();
-    for pool in pools() {
-        task.stored.insert(pool.metadata.name.clone().unwrap(), StoredPool::new(&pool));
-    }
-    let (writes, mut written) = mpsc::unbounded_channel();
-    let mut conflicts = 4;
-    let server = service_fn(move |request: Request<Body>| {
-        let path = request.uri().path();
-        let is_write = request.method() != Method::GET;
-        let answer = if path.contains("/leases/") {
-            let lease = json!({
-                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-                "metadata": {"name": "lease", "resourceVersion": "1"},
-                "spec": {"holderIdentity": "me", "leaseDurationSeconds": 60},
-            });
-            Some((StatusCode::OK, lease))
-        } else if path.contains("/ippools/b") {
-            conflicts -= i32::from(is_write);
-            Some(if is_write && conflicts >= 0 {
-                let status =
-                    json!({"kind": "Status", "code": 409, "message": "no", "reason": "Conflict"});
-                (StatusCode::CONFLICT, status)
-            } else {
-                (StatusCode::OK, json!(pool("b", "10.0.1.10", 1)))
-            })
-        } else {
-            writes.send(path.to_owned()).unwrap();
-            None
-        };
-        async move {
-            let (code, body) = match answer {
-                Some(answer) => answer,
-                None => std::future::pending().await,
-            };
-            let body = Body::from(body.to_string().into_bytes());
-            Response::builder().status(code).body(body).map_err(BoxError::from)
-        }
-    });
-    let client = ClientBuilder::new(server, "default").build();
-    let leadership = task.ctx.replica.leadership.clone();
-    let (lease, pace) = (("ns", "lease"), ElectionPace::new(60));
-    let elector = LeaderElector::new(client.clone(), lease, "me".to_owned(), pace);
-    let mut leading = leadership.subscribe();
-    tokio::select! {
-        _ = elector.run(&leadership) => {}
-        _ = leading.wait_for(|leads| *leads) => {}
-    }
-    task.ctx.writer = ApiWriter::new(client.clone(), leadership, task.ctx.metrics.clone());
-    task.ctx.client = client;
-    let mut batch = RequestBatch::default();
-    let mut ask = |pool: &str| {
-        let facts = LbFacts { named_pool: Some(pool.to_owned()), ..lb(pool) };
-        let (reply, answer) = oneshot::channel();
-        task.answer_or_batch(LedgerMessage::Claim(Box::new(facts), reply), &mut batch);
-        answer
-    };
-    let (of_a, of_b) = (ask("a"), ask("b"));
-    task.serve(batch).await.unwrap();
-    let of_a = of_a.await.unwrap();
-    assert!(matches!(&of_a, Err(LedgerError::NotWritten(pool)) if pool == "a"), "{of_a:?}");
-    let of_b = of_b.await.unwrap();
-    assert!(matches!(&of_b, Ok(ClaimResult::Held { claim, .. }) if claim.pool == "b"), "{of_b:?}");
-    let path = written.recv().await.unwrap();
-    assert!(path.ends_with("/ippools/a/status"), "{path}");
-    assert!(written.try_recv().is_err(), "pool `a` was written again");
-    assert!(task.allocator.take_touched().contains("a"), "the next batch does not write pool `a`");
 }
 
 /// A failed write may have been stored. Each orphan is reported once in both cases, however often
