@@ -8,6 +8,7 @@ use chrono::Utc;
 use futures::future::join_all;
 use kube::core::ObjectMeta;
 use serde_json::{Value, json};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::LedgerTask;
 use super::stored::StoredPool;
@@ -213,13 +214,21 @@ impl LedgerTask {
         false
     }
 
-    /// Makes the ledger task read the pool `name` again after `delay`.
-    pub(super) fn reread_later(&self, name: &str, delay: Duration) {
-        let (handle, name) = (self.handle.clone(), name.to_owned());
-        tokio::spawn(async move {
+    /// Makes the ledger task read the pool `name` again after `delay`. A pool has at most one
+    /// planned reread, because a reread that fails plans the next one, so that several would go on
+    /// as long as reads fail. Of two rereads, the later one stays: the earlier one may come before
+    /// the next write of the pool is due, and would not plan this write.
+    pub(super) fn reread_later(&mut self, name: &str, delay: Duration) {
+        let at = Instant::now() + delay;
+        if self.rereads.get(name).is_some_and(|(planned, _)| *planned >= at) {
+            return;
+        }
+        let (handle, pool) = (self.handle.clone(), name.to_owned());
+        let reread = tokio::spawn(async move {
             tokio::time::sleep(delay).await;
-            handle.pool_changed(name, None);
+            handle.pool_changed(pool, None);
         });
+        self.rereads.insert(name.to_owned(), (at, AbortOnDropHandle::new(reread)));
     }
 }
 

@@ -38,6 +38,7 @@ impl LedgerTask {
             allocator: PoolAllocator::default(),
             stored: BTreeMap::new(),
             trouble: BTreeMap::new(),
+            rereads: BTreeMap::new(),
             handle: handle.clone(),
             pace: WritePace::default(),
             bytes_written: 0,
@@ -221,6 +222,7 @@ impl LedgerTask {
         self.ctx.metrics.pools.forget(name);
         self.stored.remove(name);
         self.trouble.remove(name);
+        self.rereads.remove(name);
     }
 
     /// Reference to a pool for Events.

@@ -45,6 +45,9 @@ pub struct LedgerTask {
     allocator: PoolAllocator,
     stored: BTreeMap<String, StoredPool>,
     trouble: BTreeMap<String, commit::PoolTrouble>,
+    /// Planned reread of each pool: its time, and the task that waits for that time. An entry stays
+    /// after its time has passed.
+    rereads: BTreeMap<String, (Instant, AbortOnDropHandle<()>)>,
     /// Handle with which the task sends messages to itself.
     handle: LedgerHandle,
     pace: WritePace,

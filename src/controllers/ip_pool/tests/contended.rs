@@ -140,3 +140,18 @@ async fn a_pool_that_conflicts_for_ever_holds_up_no_other_pool() {
     let of_b = of_b.await.unwrap();
     assert!(matches!(&of_b, Err(LedgerError::NotWritten(pool)) if pool == "b"), "{of_b:?}");
 }
+
+/// A reread that fails plans the next one. So the number of rereads would grow with each write that
+/// conflicts while reads fail.
+#[tokio::test]
+async fn of_several_rereads_of_a_pool_only_the_latest_stays_planned() {
+    let (mut task, _ledger) = ledger();
+    let began = Instant::now();
+    for delay in [100, 200, 150] {
+        task.reread_later("a", Duration::from_millis(delay));
+    }
+    let message = task.mailbox.recv().await;
+    assert!(matches!(&message, Some(LedgerMessage::PoolChanged(pool, None)) if pool == "a"));
+    assert!(began.elapsed() >= Duration::from_millis(200), "an earlier reread stays planned");
+    assert!(task.mailbox.try_recv().is_err(), "two rereads were planned");
+}
