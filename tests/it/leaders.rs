@@ -215,8 +215,9 @@ async fn two_leaders_at_once_never_give_one_address_twice() -> Result<()> {
     cluster.consistent().await
 }
 
+/// Requests are refused from the fifth conflict on, and repeated until the pool is written.
 #[tokio::test(flavor = "multi_thread")]
-async fn twenty_conflicts_in_a_row_cost_one_event_and_nothing_else() -> Result<()> {
+async fn twenty_conflicts_in_a_row_lose_no_request_and_make_one_event() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let proxy = Proxy::start(&cluster.bed).await?;
