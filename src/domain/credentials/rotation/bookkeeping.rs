@@ -65,6 +65,11 @@ impl RotationState {
         self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
     }
 
+    /// Names of the old credentials whose revocation has failed and has not succeeded since.
+    pub(super) fn failed_revocations(&self) -> Vec<&str> {
+        self.previous.iter().filter(|old| old.failures > 0).map(|old| old.name.as_str()).collect()
+    }
+
     fn publishing(&self) -> Option<&PendingPublication> {
         self.pending.as_ref()?.publishing.as_ref()
     }

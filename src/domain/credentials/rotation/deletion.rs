@@ -48,7 +48,9 @@ pub fn why_deletion_waits<'a>(
     unknown: Option<&'a str>,
 ) -> Option<&'a str> {
     let failed = state.last_result.as_deref().filter(|_| state.has_failed());
-    unknown.or(failed)
+    // Another step may have succeeded since the revocation failed.
+    let unrevoked = (!state.failed_revocations().is_empty()).then_some("Failed Revoke");
+    unknown.or(failed).or(unrevoked)
 }
 
 /// Next step of a deletion. The pending credential is revoked, and replaced credentials are revoked

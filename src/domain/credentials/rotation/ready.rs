@@ -105,6 +105,7 @@ impl ReadyState {
         if let Some((why, reason)) = unknown {
             return Some(Self::new(False, reason, why));
         }
+        let unrevoked = state.failed_revocations().join(", ");
         Some(match &seen.target {
             TargetState::Unfit(why) => {
                 Self::new(False, "TargetUnfit", format!("spec.target: {why}"))
@@ -125,6 +126,10 @@ impl ReadyState {
                 Some(why) => {
                     let message = format!("{why}, and the next one is not published yet");
                     Self::new(False, "NotPublished", message)
+                }
+                None if !unrevoked.is_empty() => {
+                    let message = format!("the revocation of old credentials failed: {unrevoked}");
+                    Self::failed(RotationStep::Revoke, message)
                 }
                 None if state.is_kept_alive() => Self::kept_by_rancher(),
                 None => Self::current(),

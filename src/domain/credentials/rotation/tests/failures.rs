@@ -107,6 +107,33 @@ fn a_failed_revocation_is_not_forgotten_with_other_failures() {
     assert_eq!(failure, (0, None, Some("Failed Revoke")));
 }
 
+/// Two revocations fail, and one of them succeeds later. Ready still reports the other one. A
+/// deletion that begins then waits for it.
+#[test]
+fn a_revocation_that_succeeds_hides_no_other_that_failed() {
+    let (plan, mut state) = (plan(), replaced(DAY));
+    state.previous.push(RetiredCredential {
+        name: "r-3".into(),
+        after: Some(DAY),
+        ..RetiredCredential::default()
+    });
+    // The revocation of `r-1` fails twice, so its pause is longer than that of `r-3`.
+    for name in ["r-3", "r-1", "r-1"] {
+        state = failed(&plan, &state, RotationStep::Revoke, name, NOW);
+    }
+    let existing = Some(vec!["r-1".to_owned(), "r-2".to_owned()]);
+    let seen = ObservedState { existing, ..seen(RETRY, None) };
+    let (state, act) = settled(&plan, &state, &seen);
+    assert_eq!(act, RotationAction::Wait(Some(NOW + 10)));
+    assert_eq!(state.previous.iter().map(|old| old.name.as_str()).collect::<Vec<_>>(), ["r-1"]);
+    let (wants, facts) = (api::Target::default(), ReadyFacts::default());
+    let ready = ReadyState::of(&plan, &state, &seen, &wants, facts);
+    let said = ready.map(|ready| (ready.reason, ready.message)).unwrap_or_default();
+    assert_eq!(said.0, "RevokeFailed");
+    assert!(said.1.ends_with(": r-1"), "{}", said.1);
+    assert_eq!(why_deletion_waits(&state, None), Some("Failed Revoke"));
+}
+
 /// The name of the new credential has a serial of its own. The replacement stays due nevertheless.
 #[test]
 fn a_due_replacement_that_failed_is_tried_again() {
