@@ -44,8 +44,10 @@ pub fn decide(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) 
         return RotationAction::Wait(None);
     }
     let mut until = EarliestTime::default();
+    // A step that is not possible in an unfit target may still be wanted, so its failure stays.
+    let is_fit = !matches!(seen.target, TargetState::Unfit(_));
     next_step(input, &mut until)
-        .or_else(|| forget_failures(input))
+        .or_else(|| forget_failures(input, next_step).filter(|_| is_fit))
         .unwrap_or(RotationAction::Wait(until.0))
 }
 
@@ -59,17 +61,21 @@ fn next_step(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<Rotat
 }
 
 /// Action that forgets the recorded failures, if no failed step waits for its next try: the step
-/// has succeeded since, or is not wanted any more. `None`: no failure is recorded, a failed step
-/// waits, or the target cannot be used. Precondition: [`next_step`] is `None`.
-fn forget_failures(input: DecisionInput<'_>) -> Option<RotationAction> {
+/// has succeeded since, or is not wanted any more. `None`: no failure is recorded, or a failed step
+/// waits. `step`: next step, if the pause after a failure does not delay it. Precondition: `step`
+/// is `None` for `input`.
+pub(super) fn forget_failures(
+    input: DecisionInput<'_>,
+    step: fn(DecisionInput<'_>, &mut EarliestTime) -> Option<RotationAction>,
+) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
-    if state.failures == 0 || matches!(seen.target, TargetState::Unfit(_)) {
+    if state.failures == 0 {
         return None;
     }
     // Without its pause, a step that waits for its next try would be the next step.
     let unpaused = RotationState { retry_after: None, ..state.clone() };
     let input = DecisionInput { plan, state: &unpaused, seen };
-    let is_over = next_step(input, &mut EarliestTime::default()).is_none();
+    let is_over = step(input, &mut EarliestTime::default()).is_none();
     is_over.then(|| RotationAction::write(StateChange::Recovered, recovered(state)))
 }
 

@@ -5,7 +5,7 @@ use super::bookkeeping::{
     abandon_pending, is_held, is_other_token, may_be_revoked, retire, revoke_or_forget,
     update_state, without_late_writes,
 };
-use super::decide::DecisionInput;
+use super::decide::{DecisionInput, forget_failures};
 use super::foreign_credentials::record_found;
 use super::kept_credential::{drop_kept_foreign, kept_foreign_until};
 use super::{
@@ -96,7 +96,9 @@ pub(super) fn next_step(input: DecisionInput<'_>) -> RotationAction {
         return RotationAction::write(StateChange::Abandoned, next);
     }
     let mut until = EarliestTime::default();
-    if let Some(act) = drop_kept_foreign(input, &mut until) {
+    // In a deletion, `state.retry_after` delays only this removal.
+    let removal = drop_kept_foreign(input, &mut until);
+    if let Some(act) = removal.or_else(|| forget_failures(input, drop_kept_foreign)) {
         return act;
     }
     for old in &state.previous {

@@ -219,6 +219,36 @@ fn ready_says_of_a_deletion_what_the_decision_does() {
     }
 }
 
+/// A failed step has succeeded since, or a deletion does not want it. The deletion then waits for
+/// the overlap of a replaced credential, and Ready names no failed step.
+#[test]
+fn a_deletion_names_no_failed_step_that_it_does_not_wait_for() {
+    let (plan, state) = leaving(false);
+    // The overlap of the foreign credential `x` is over, so the deletion removes it.
+    let state = RotationState { last_rotation: Some(DAY - 2 * plan.overlap), ..state };
+    let seen = |now, kept| {
+        let target = there(Some("h2"), kept);
+        ObservedState { now, target, ..ObservedState::default() }
+    };
+    let message = |state: &RotationState, seen: &ObservedState| {
+        let (wants, facts) = (api::Target::default(), ReadyFacts::default());
+        ReadyState::of(&plan, state, seen, &wants, facts).map(|ready| ready.message)
+    };
+    assert_eq!(decide(&plan, &state, &seen(DAY, Some("x"))), RotationAction::DropOld);
+    let refused = failed(&plan, &state, RotationStep::Publish, "", DAY);
+    let kept = seen(DAY, Some("x"));
+    assert_eq!(decide(&plan, &refused, &kept), RotationAction::Wait(Some(DAY + 5)));
+    assert!(message(&refused, &kept).unwrap().contains("first: Failed Publish;"));
+    let unmade = failed(&plan, &state, RotationStep::Mint, "", DAY);
+    for (state, now) in [(refused, DAY + 5), (unmade, DAY)] {
+        let gone = seen(now, None);
+        let act = decide(&plan, &state, &gone);
+        let RotationAction::Write(StateChange::Recovered, state) = act else { panic!("{act:?}") };
+        assert_eq!(decide(&plan, &state, &gone), RotationAction::Wait(Some(DAY + 600)));
+        assert_eq!(message(&state, &gone).unwrap(), "old credentials are revoked first");
+    }
+}
+
 /// A deletion waits for an overlap only if one runs, and at most for the length of one overlap.
 #[test]
 fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
