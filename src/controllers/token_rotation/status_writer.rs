@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::rotation_run::{RANCHER_INTERVAL, RotationRun};
 use super::{UnpublishedToken, pause};
-use crate::domain::credentials::rotation::ready::{ReadyFacts, ReadyState, failure_note};
+use crate::domain::credentials::rotation::ready::{
+    ReadyFacts, ReadyState, UnknownTargetReport, failure_note,
+};
 use crate::domain::credentials::rotation::status::{self, StatusObservations};
 use crate::domain::credentials::rotation::{
     RotationState, RotationStep, StateChange, UnpublishedCredential, failed, idle,
@@ -165,9 +167,10 @@ impl RotationRun<'_> {
         until: Option<Seconds>,
         decided: Seconds,
     ) -> Result<Duration, CallError> {
+        let unknown = self.unknown.as_ref();
         let facts = ReadyFacts {
             second: self.second.clone(),
-            unknown: self.unknown.as_ref().map(|one| (one.why.as_str(), one.ready)),
+            unknown: unknown.map(|one| UnknownTargetReport { ready: one.ready, why: &one.why }),
             watched: Some(&self.read.watched),
             unread: self.session.as_ref().map_or(0, |session| session.unread),
             children: self.children_summary(),

@@ -21,15 +21,23 @@ pub fn ready_condition(rotation: &TokenRotation) -> Option<&Condition> {
     rotation.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == READY)
 }
 
+/// Report of a target whose state is unknown, for the condition Ready.
+#[derive(Clone, Copy, Debug)]
+pub struct UnknownTargetReport<'a> {
+    /// Reason of Ready.
+    pub ready: &'static str,
+    /// Text that says why the target's state is unknown.
+    pub why: &'a str,
+}
+
 /// Observed facts on which the condition Ready depends, in addition to the target's state.
 #[derive(Clone, Debug, Default)]
 pub struct ReadyFacts<'a> {
     /// Message about another TokenRotation that has precedence for the same credential. `None`: no
     /// other TokenRotation has precedence.
     pub second: Option<String>,
-    /// Field 0: text that says why the target's state is unknown. Field 1: reason of Ready in this
-    /// case. `None`: the target's state is known.
-    pub unknown: Option<(&'a str, &'a str)>,
+    /// Report of the target. `None`: the target's state is known.
+    pub unknown: Option<UnknownTargetReport<'a>>,
     /// Credentials in a target that is only watched.
     pub watched: Option<&'a WatchedCredentials>,
     /// Number of cloud credentials that the API key may read, but that were not read yet.
@@ -91,7 +99,7 @@ impl ReadyState {
         let ReadyFacts { second, unknown, watched, unread, children } = facts;
         if plan.deleting.is_some() {
             let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
-            let why = deletion::why_deletion_waits(state, unknown.map(|(why, _)| why));
+            let why = deletion::why_deletion_waits(state, unknown.map(|unknown| unknown.why));
             let suffix = why.map_or_else(String::new, |why| {
                 let last = rfc3339(deletion::deadline(plan, state));
                 format!(": {why}; the deletion continues without the revocation at {last}")
@@ -102,8 +110,8 @@ impl ReadyState {
         if let Some(why) = second {
             return Some(Self::new(False, "SecondRotation", why));
         }
-        if let Some((why, reason)) = unknown {
-            return Some(Self::new(False, reason, why));
+        if let Some(UnknownTargetReport { ready, why }) = unknown {
+            return Some(Self::new(False, ready, why));
         }
         let unrevoked = state.failed_revocations().join(", ");
         Some(match &seen.target {

@@ -1,6 +1,6 @@
 //! Tests of the steps before the deletion of a TokenRotation completes.
 
-use super::super::ready::{ReadyFacts, ReadyState, UNREADABLE};
+use super::super::ready::{ReadyFacts, ReadyState, UNREADABLE, UnknownTargetReport};
 use super::*;
 use crate::credentials::timestamp::rfc3339;
 
@@ -205,7 +205,7 @@ fn ready_says_of_a_deletion_what_the_decision_does() {
         ((plan.second(), state), "old credentials", 900 + 3_501),
     ] {
         let seen = ObservedState { now: DAY, ..ObservedState::default() };
-        let unknown = Some(("silent", UNREADABLE));
+        let unknown = Some(UnknownTargetReport { ready: UNREADABLE, why: "silent" });
         let facts = ReadyFacts { unknown, ..ReadyFacts::default() };
         let ready = ReadyState::of(&plan, &state, &seen, &api::Target::default(), facts);
         let message = format!(

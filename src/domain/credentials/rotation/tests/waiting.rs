@@ -1,14 +1,15 @@
 //! Tests of a rotation that waits: its condition Ready, and its pause without a read of the target.
 
 use super::super::idle::step_if_unchanged;
-use super::super::ready::{ReadyFacts, ReadyState, UNREADABLE, failure_note};
+use super::super::ready::{ReadyFacts, ReadyState, UNREADABLE, UnknownTargetReport, failure_note};
 use super::*;
 
 /// Ready reports the most important obstacle, if there are several.
 #[test]
 fn ready_says_what_hinders_most() {
     let facts = ReadyFacts::default;
-    let unknown = || ReadyFacts { unknown: Some(("silent", UNREADABLE)), ..facts() };
+    let silent = UnknownTargetReport { ready: UNREADABLE, why: "silent" };
+    let unknown = || ReadyFacts { unknown: Some(silent), ..facts() };
     let second = || ReadyFacts { second: Some("first".into()), ..unknown() };
     let (usual, source) = (plan(), plan().source);
     let mut paused = plan();
