@@ -7,6 +7,9 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use super::{AdmissionStage, RuleSources};
 use crate::api::LoadBalancer;
@@ -21,15 +24,17 @@ use crate::domain::pools::ranges::PoolRanges;
 use crate::domain::reason::NoAddressReason;
 use crate::k8s::CallError;
 
-/// Answers a review of a LoadBalancer. `Err`: the pool that the LoadBalancer names could not be
-/// read.
+/// Answers a review of a LoadBalancer. `deadline`: time for the reads of the pools that the
+/// LoadBalancer names. `Err`: a pool could not be read in this time.
 pub async fn decide(
     at: &RuleSources,
     stage: AdmissionStage,
     request: &AdmissionRequest<'_>,
+    deadline: Duration,
 ) -> Result<AdmissionAnswer, CallError> {
+    let late = |_| CallError::Timeout { call: "read of an IPPool".to_owned(), within: deadline };
     let known = match load_balancer::asks(request) {
-        Some(asks) => gather(at, stage, &asks).await?,
+        Some(asks) => timeout(deadline, gather(at, stage, &asks)).await.map_err(late)??,
         // The rules need no fact that must be looked up. Only the project of the request's
         // namespace is set.
         None => LbRuleFacts {

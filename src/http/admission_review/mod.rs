@@ -6,6 +6,8 @@
 //! if it is larger or has more values than any object needs. If a fact is not available, validation
 //! fails and mutation changes nothing.
 
+use std::time::Duration;
+
 use json_patch::jsonptr::Pointer;
 use json_patch::{AddOperation, PatchOperation, RemoveOperation, ReplaceOperation};
 use k8s_openapi::ByteString;
@@ -209,12 +211,14 @@ impl ParsedReview {
 /// available; the error is that of the call that should have read this fact.
 pub type ReviewOutcome = Result<AdmissionAnswer, CallError>;
 
-/// Applies the rules of admission to a review. `username`: username of this operator.
+/// Applies the rules of admission to a review. `username`: username of this operator. `deadline`:
+/// time for the reads of the pools that a LoadBalancer names.
 pub async fn apply_rules(
     rules: &RuleSources,
     stage: AdmissionStage,
     review: &ParsedReview,
     username: &str,
+    deadline: Duration,
 ) -> ReviewOutcome {
     if let Some(field) = review.too_large {
         return Ok(unread(stage, field));
@@ -230,7 +234,9 @@ pub async fn apply_rules(
         old: review.old.as_ref(),
     };
     match review.kind {
-        ReviewedKind::LoadBalancer => load_balancers::decide(rules, stage, &request).await,
+        ReviewedKind::LoadBalancer => {
+            load_balancers::decide(rules, stage, &request, deadline).await
+        }
         ReviewedKind::IPPool => Ok(pools::decide(rules, stage, &request).await),
     }
 }

@@ -37,6 +37,7 @@ use super::large_queue::LargeQueue;
 use super::listener::Caller;
 use super::request_body::{BodyLimits, CompleteBody, RequestRefusal, SMALL, read};
 use crate::domain::limits::connections::ConnectionSource;
+use crate::k8s::CALL_DEADLINE;
 use crate::metrics::Metrics;
 use crate::turns::Turns;
 
@@ -65,6 +66,10 @@ const REVIEW_LIMITS: BodyLimits =
 const CONVERSION_LIMITS: BodyLimits =
     BodyLimits { begins: Duration::from_secs(8), ..REVIEW_LIMITS };
 
+/// Deadline for the reads of the pools that a large LoadBalancer names. Other large reviews wait
+/// for the turn meanwhile, so the reads have no more time than the rest of a large body. A small
+/// LoadBalancer has [`CALL_DEADLINE`], because a slow API server is no reason to refuse it.
+const LARGE_READS: Duration = Duration::from_secs(1);
 /// Maximum number of small reviews that read from the API server at the same time. The parsed
 /// objects of a small review may take a hundred times the memory of their text, about 4 MiB.
 const READERS: usize = 8;
@@ -163,8 +168,9 @@ impl Webhooks {
         self.answer_review(stage, bytes, false).await
     }
 
-    /// Answers a review. `has_turn`: whether the review has its turn. Without a turn, a large answer
-    /// is dropped and the review is processed again, so the metrics do not count it yet.
+    /// Answers a review. `has_turn`: whether the review has its turn, in which the reads of a
+    /// LoadBalancer's pools have less time. Without a turn, a large answer is dropped and the
+    /// review is processed again, so the metrics do not count it yet.
     async fn answer_review(
         &self,
         stage: AdmissionStage,
@@ -174,8 +180,10 @@ impl Webhooks {
         let review = admission_review::parse(bytes).map_err(RequestRefusal::malformed)?;
         let username = self.username.borrow().clone();
         let began = Instant::now();
+        let rules = &self.admission;
+        let deadline = if has_turn { LARGE_READS } else { CALL_DEADLINE };
         let outcome =
-            admission_review::apply_rules(&self.admission, stage, &review, &username).await;
+            admission_review::apply_rules(rules, stage, &review, &username, deadline).await;
         let answer = admission_review::render(&outcome, &review, stage);
         if has_turn || answer.len() <= SMALL {
             let verdict = admission_review::verdict(&outcome);

@@ -49,9 +49,9 @@ fn conversion_of(objects: &[Value]) -> Body {
     small(&review)
 }
 
-/// Small request for the review of a new object.
-fn review_of(plural: &str, object: &Value) -> Body {
-    let review = json!({
+/// Request for the review of a new object.
+fn review_of(plural: &str, object: &Value) -> Value {
+    json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
             "uid": "u-1", "operation": "CREATE", "name": "web", "namespace": "ns",
@@ -61,14 +61,13 @@ fn review_of(plural: &str, object: &Value) -> Body {
             "userInfo": {"username": "eve"},
             "object": object,
         },
-    });
-    small(&review)
+    })
 }
 
 /// Review that needs no read from the API server.
 async fn mutation_of_a_load_balancer(webhooks: Arc<Webhooks>) -> Bytes {
     let object = json!({"metadata": {"name": "web"}, "spec": {}});
-    let review = review_of("loadbalancers", &object);
+    let review = small(&review_of("loadbalancers", &object));
     let answer = webhooks.review(AdmissionStage::Mutation, caller(), review);
     timeout(CONVERSION_DEADLINE, Box::pin(answer)).await.unwrap().unwrap()
 }
@@ -160,11 +159,30 @@ async fn a_small_review_that_needs_a_read_waits_for_a_place_and_another_does_not
     let pool = json!({
         "metadata": {"name": "web"}, "spec": {"ranges": [{"subnet": "10.0.0.0/24"}]},
     });
-    let review = review_of("ippools", &pool);
+    let review = small(&review_of("ippools", &pool));
     let mut answer =
         Box::pin(webhooks.clone().review(AdmissionStage::Validation, caller(), review));
     assert!(timeout(LONGER_THAN_READS, &mut answer).await.is_err(), "there is no place for it");
     mutation_of_a_load_balancer(webhooks.clone()).await;
     drop(places);
     timeout(CONVERSION_DEADLINE, answer).await.unwrap().unwrap();
+}
+
+/// Other large reviews wait for the turn of a large review, but not for a small one.
+#[tokio::test]
+async fn a_read_has_less_time_in_the_turn_of_a_large_review() {
+    let webhooks = webhooks();
+    let waits = async |text: &str, deadline: Duration| {
+        let object = json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+            "metadata": {"name": "web", "annotations": {"a": text}}, "spec": {"ipPool": "new"},
+        });
+        let review = Body::from(review_of("loadbalancers", &object).to_string());
+        let answer = webhooks.clone().review(AdmissionStage::Validation, caller(), review);
+        let answer = timeout(CONVERSION_DEADLINE, Box::pin(answer)).await.unwrap().unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.contains(&format!("no answer within {deadline:?}")), "{answer}");
+    };
+    let large = "x".repeat(SMALL);
+    tokio::join!(waits("x", CALL_DEADLINE), waits(large.as_str(), LARGE_READS));
 }
