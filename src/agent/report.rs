@@ -70,8 +70,9 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
             warning(
                 "NotReleased",
                 format!(
-                    "{address} was not released, because host {by} uses it: the DHCP server frees \
-                     it when the lease expires"
+                    "the agent ended the release of {address}, because host {by} uses it: the DHCP \
+                     server may keep the lease until it expires, or have granted the address to \
+                     this host"
                 ),
             );
         }

@@ -220,9 +220,11 @@ pub enum ClientEvent {
         /// Station that announces the address.
         by: Mac,
     },
-    /// The client sent no RELEASE for the address, because a station still answers ARP for it.
+    /// The client ended its release of the address, because a station answers ARP for the address.
+    /// If a RELEASE was sent before the release was put off, or before a restart of the agent, the
+    /// server may have granted the address to this station.
     NotReleased {
-        /// Address that was not released.
+        /// Address whose release ended.
         address: Ipv4Addr,
         /// Station that has the address.
         by: Mac,

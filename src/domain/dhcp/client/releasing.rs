@@ -118,7 +118,7 @@ impl DhcpClient {
     }
 
     /// Checks an ARP frame that is received before the RELEASE. If the frame shows that a station
-    /// still has the address, the client ends without a RELEASE.
+    /// has the address, the client ends without this RELEASE.
     pub(super) fn receive_while_parting(&mut self, arp: ArpPacket) {
         let ClientPhase::Parting(parting) = &self.phase else { return };
         let address = parting.lease.address;
