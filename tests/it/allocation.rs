@@ -21,17 +21,17 @@ use crate::support::{
 async fn a_thousand_at_once_get_distinct_addresses_with_few_writes() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("big", json!({"subnet": "10.64.0.0/16"})).await?;
-    let operator = cluster.operator().await?;
-    let before = writes(&operator).await?;
-
+    // The operator finds them all when it starts. If they came one after the other, the number of
+    // writes would depend on how fast the API server is.
     cluster.lbs_at_once((0..1_000).map(|i| format!("lb-{i}"))).await?;
+    let operator = cluster.operator().await?;
     cluster.addressed(1_000).await?;
 
     let list = cluster.lbs().list(&ListParams::default()).await?;
     let distinct: BTreeSet<_> = list.items.iter().filter_map(address).collect();
     assert_eq!(distinct.len(), 1_000);
     let unanswered = unanswered(&operator)?;
-    let per_address = (writes(&operator).await? - before - unanswered) / 1_000.0;
+    let per_address = (writes(&operator).await? - unanswered) / 1_000.0;
     assert!(per_address <= 1.10, "{per_address} writes per address");
     let conflicts = operator.metric("hgo_api_writes_total", &["conflict"]).await?;
     assert!(conflicts <= unanswered, "{conflicts} conflicts, {unanswered} calls unanswered");
