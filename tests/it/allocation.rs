@@ -310,6 +310,32 @@ async fn a_name_gets_its_former_address_back_while_it_is_free() -> Result<()> {
     Ok(())
 }
 
+/// The reconciles of one LoadBalancer would delay those of all others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loadbalancer_that_changes_all_the_time_is_reconciled_once_a_second() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("one", json!({"subnet": "10.1.0.0/24"})).await?;
+    cluster.pool_for("two", json!({"subnet": "10.2.0.5/32"}), json!({})).await?;
+    let operator = cluster.operator().await?;
+    cluster.lb("busy").await?;
+    cluster.address("busy").await?;
+    let reconciles = async || operator.metric("hgo_reconcile_seconds_count", &[]).await;
+    let (before, began) = (settled("reconciles", reconciles).await?, Instant::now());
+    for round in 0..300 {
+        cluster.patch_lb("busy", json!({"spec": {"description": round.to_string()}})).await?;
+    }
+    cluster.patch_lb("busy", json!({"spec": {"ipPool": "two"}})).await?;
+    eventually(SOON, "address of the last change", async || {
+        cluster.address("busy").await.map(|address| address == "10.2.0.5")
+    })
+    .await?;
+    let most = 20.0 + began.elapsed().as_secs_f64();
+    let made = reconciles().await? - before;
+    assert!(made <= most, "{made} reconciles, at most {most}");
+    cluster.consistent().await?;
+    nothing_failed(&operator).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_of_pool_claims_the_new_address_before_the_old_is_freed() -> Result<()> {
     let cluster = Cluster::start().await?;

@@ -19,8 +19,8 @@ mod publish;
 mod report;
 mod serve;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -34,12 +34,14 @@ use serde_json::Value;
 use super::failed_reconciles::{FailedReconciles, LONGEST_DELAY};
 use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
+use crate::domain::limits::reconcile_pace::ReconcilePace;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::load_balancer::{bounds, facts};
 use crate::domain::vm_backends::readiness::ServingStatus;
 use crate::k8s::CallError;
 use crate::k8s::read::ApiReader;
 use crate::k8s::trimmed::LbTrimming;
+use crate::locks::lock;
 use crate::prober::Prober;
 use crate::turns::{CallerTurn, Turns};
 
@@ -65,6 +67,13 @@ const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// Number of reconciles of one LoadBalancer that are not delayed after a rest. The rest is
+/// [`RECONCILE_EVERY`] times this number. A LoadBalancer takes fewer from its creation to its
+/// announcement.
+const RECONCILES_AT_ONCE: u32 = 20;
+/// Interval of the reconciles of a LoadBalancer that changes all the time. Its EndpointSlices, and
+/// the correction of its Service, are late by at most this time.
+const RECONCILE_EVERY: Duration = Duration::from_secs(1);
 /// Time from the start of a term until the operator reports that the list of VMs is missing. The
 /// list is normally there before this time. A missing list may mean that KubeVirt is not installed.
 pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
@@ -86,6 +95,7 @@ pub struct LbContext {
     drops_counts: AtomicBool,
     counts: counts::DelayedCounts,
     began: Instant,
+    pace: Mutex<ReconcilePace>,
     failures: FailedReconciles<ObjectRef<LoadBalancer>>,
     /// Recently created DHCPLeases, each with the time of its creation.
     made: tokio::sync::Mutex<Vec<(Instant, DHCPLease)>>,
@@ -106,6 +116,7 @@ impl LbContext {
             ledger,
             prober,
             began: Instant::now(),
+            pace: Mutex::new(ReconcilePace::new(RECONCILES_AT_ONCE, RECONCILE_EVERY)),
             writes: Turns::new(WRITES_AT_ONCE),
             awaited_writes: Turns::new(AWAITED_WRITES_AT_ONCE),
             large: Turns::new(LARGE_AT_ONCE),
@@ -175,7 +186,7 @@ pub async fn run(
     // reconciles. Concurrency is bounded only at the writes, where it has a cost.
     let reconciles = Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
-        .run(reconcile_until_settled, retry, ctx.clone())
+        .run(reconcile_at_pace, retry, ctx.clone())
         .for_each(|result| async {
             match result {
                 Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
@@ -232,6 +243,21 @@ struct ServingOutcome {
     /// Time until the Service must be read again. `None`: an event will report each change of the
     /// Service.
     again: Option<Duration>,
+}
+
+/// Reconciles the observed object, unless the object is reconciled too often. In that case, one
+/// later reconcile serves all changes until then. So a tenant whose LoadBalancer changes all the
+/// time does not delay the others.
+async fn reconcile_at_pace(
+    seen: Arc<LoadBalancer>,
+    ctx: Arc<LbContext>,
+) -> Result<Action, ReconcileError> {
+    let now = ctx.began.elapsed();
+    let taken = lock(&ctx.pace).take(seen.metadata.uid.as_deref().unwrap_or_default(), now);
+    match taken {
+        Ok(()) => reconcile_until_settled(seen, ctx).await,
+        Err(later) => Ok(Action::requeue(later.saturating_sub(now))),
+    }
 }
 
 /// Reconciles the observed object. If the view is not enough, or after a conflict, reads the object

@@ -5,5 +5,6 @@ pub mod backoff;
 pub mod connections;
 pub mod fair_queue;
 pub mod json_size;
+pub mod reconcile_pace;
 pub mod text;
 pub mod token_bucket;

@@ -33,6 +33,11 @@ impl TokenBucket {
             Err(now + full.saturating_sub(fits))
         }
     }
+
+    /// Whether the bucket has all its tokens at the time `now`.
+    pub fn is_full(&self, now: Duration) -> bool {
+        self.full <= now
+    }
 }
 
 #[cfg(test)]
@@ -51,5 +56,6 @@ mod tests {
         assert_eq!(taken(1_000, 1_100), 3);
         assert_eq!(taken(1_100, 2_100), 10);
         assert_eq!(taken(9_000, 9_010), 3);
+        assert!(!bucket.is_full(ms(9_299)) && bucket.is_full(ms(9_300)));
     }
 }

@@ -32,6 +32,9 @@ async fn a_flapping_vm_among_a_thousand_costs_one_slice_write_for_each_change() 
     cluster.vm_lb("web").await?;
     cluster.waits_for_endpoints("web", (1_001, 1_001)).await?;
     cluster.serves("web", "Announced").await?;
+    let reconciles = operator.metric("hgo_reconcile_seconds_count", &[]).await?;
+    println!("{reconciles} reconciles from the creation to the announcement");
+    assert!(reconciles < 20.0, "{reconciles} reconciles: the last ones of them were delayed");
 
     let sizes: Vec<usize> = sizes(&cluster).await?.into_values().collect();
     assert_eq!((sizes.len(), sizes.iter().sum::<usize>()), (11, 1_001), "{sizes:?}");
