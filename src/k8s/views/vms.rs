@@ -74,12 +74,15 @@ pub(super) async fn watch_pods(at: InformerContext) {
 }
 
 /// Applies an event of a pod that runs a VM to the view, and enqueues the LoadBalancers that select
-/// the VM.
+/// the VM. No decision rests on pods before the first lists are complete. Then
+/// [`Views::notify_of_all`] enqueues all vm LoadBalancers.
 pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
     let set = |key: &str, pod| {
         let (namespace, name) = split_key(key);
         let affected = lock(&at.views.index.vms).set_pod(namespace, name, pod);
-        at.views.enqueue_lbs_of_changed_vms(affected);
+        if at.views.endpoints_synced() {
+            at.views.enqueue_lbs_of_changed_vms(affected);
+        }
     };
     match event {
         ObjectEvent::Listed(pod) | ObjectEvent::Changed(pod) => {
@@ -121,7 +124,10 @@ impl Views {
         let here = lock(&self.index.nodes).get(&*vm.node).map(|node| node.topology.clone());
         let moved = here.is_some_and(|here| topology::patch(&vm, &here).is_some());
         let affected = lock(&self.index.vms).set_vm(&namespace, &name, &labels, vm);
-        self.enqueue_lbs_of_changed_vms(affected);
+        // No decision rests on VMs before their first list is complete.
+        if self.is_listed(ViewPart::Vms) {
+            self.enqueue_lbs_of_changed_vms(affected);
+        }
         if moved {
             self.notify(ChangeEvent::Moved(format!("{namespace}/{name}").into()));
         }

@@ -36,6 +36,20 @@ async fn the_first_list_of_vms_wakes_those_that_take_their_network_from_vms() {
     leader.reports(&[]);
 }
 
+/// Thousands of VMs are listed at the start of a term. The decisions that rest on them come after
+/// the list.
+#[test]
+fn a_vm_wakes_no_load_balancer_before_the_first_list_of_vms_is_complete() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    leader.views.synced.send_replace(!(ViewPart::Vms as u32));
+    leader.vm("web", "10.7.0.7", true);
+    leader.reports(&[]);
+    leader.views.synced.send_replace(u32::MAX);
+    leader.vm("web", "10.7.0.8", true);
+    leader.reports(&["ns/web"]);
+}
+
 #[tokio::test]
 async fn nothing_waits_for_vms_that_cannot_be_listed() {
     for (code, is_out_of_reach) in [(404, true), (403, true), (500, false)] {

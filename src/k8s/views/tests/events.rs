@@ -84,6 +84,9 @@ async fn a_launcher_pod_wakes_the_load_balancers_that_select_its_vm() {
     leader.reports(&[]);
     apply(ObjectEvent::Changed(pod("another", "True")));
     leader.reports(&[]);
+    leader.views.synced.send_replace(!(ViewPart::Nodes as u32));
+    apply(ObjectEvent::Changed(pod("a", "True")));
+    leader.reports(&[]);
 }
 
 /// Only vm LoadBalancers are announced by nodes, so only the vm LoadBalancer is enqueued.
