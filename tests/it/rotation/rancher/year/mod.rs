@@ -37,6 +37,9 @@ use crate::support::SOON;
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
 const OVERLAP: i64 = 5 * DAY;
+/// Maximum number of overlaps until nothing is under way at the end of the year. A replacement that
+/// waits for its next try begins in the second one.
+const ROUNDS: usize = 6;
 /// Rancher's bound in minutes: no token lives for longer than twenty days, and thirty are
 /// requested.
 const BOUND: (&str, &str) = ("auth-token-max-ttl-minutes", "28800");
@@ -383,7 +386,7 @@ async fn year(version: Version) -> Result<()> {
         let schedule = &mut rotation.plan.schedule;
         (schedule.left_percent, schedule.minimum_left, schedule.jitter_percent) = (1, 0, 0);
     }
-    for _ in 0..3 {
+    for _ in 0..ROUNDS {
         for rotation in [&mut key, &mut credential] {
             rotation.settle(&mut site).await?;
             site.looked(version).await?;
@@ -402,7 +405,11 @@ async fn year(version: Version) -> Result<()> {
     ensure!(published >= 12, "{version:?}: {:#?}", credential.acts);
     ensure!(alive.len() == 2, "{version:?}: {alive:?}");
     ensure!(!site.there.content(&site.cc).contains("-previous"), "{version:?}");
-    ensure!(credential.state.previous.is_empty() && key.state.previous.is_empty());
+    for (rotation, what) in [(&credential, "credential"), (&key, "key")] {
+        let (previous, last) = (&rotation.state.previous, rotation.acts.iter().rev().take(20));
+        let last = last.collect::<Vec<_>>();
+        ensure!(previous.is_empty(), "{version:?}: {what}: {previous:#?}, newest first {last:#?}");
+    }
     ensure!(site.user.starts_with("u-"));
     Ok(())
 }
