@@ -127,7 +127,7 @@ impl LedgerTask {
                 let is_stored = |claim: &Claim| self.is_stored(claim, &facts.owner);
                 if let Some(result) = self.allocator.peek(&facts, is_stored) {
                     // The answer to a guest load balancer is not kept for later requests, because
-                    // such a LoadBalancer is reconciled only after its own changes.
+                    // no change of a VM triggers a reconcile of such a LoadBalancer.
                     if !facts.guest {
                         self.handle.confirmed().confirm(*facts, result.clone());
                     }

@@ -1,8 +1,8 @@
 //! Changes that the views report to the leader.
 //!
-//! The leader's handler runs in the informer, and puts each change straight into the queue of the
-//! task that handles the change, without a channel or task in between. The other files of this
-//! folder determine which LoadBalancers depend on a change.
+//! The leader's handler runs in the informer, and puts each change straight into the channel of the
+//! task that handles the change, without another task in between. The other files of this folder
+//! determine which LoadBalancers depend on a change.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

@@ -38,7 +38,8 @@ const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
 const OVERLAP: i64 = 5 * DAY;
 /// Maximum number of overlaps until nothing is under way at the end of the year. A replacement that
-/// waits for its next try begins in the second one.
+/// waits for its next try begins in the second one, and ends in the third one. Until then, the other
+/// credential may come due.
 const ROUNDS: usize = 6;
 /// Rancher's bound in minutes: no token lives for longer than twenty days, and thirty are
 /// requested.
