@@ -9,8 +9,8 @@ use kube::CustomResourceExt;
 use super::{DHCPLease, IPPool, LoadBalancer, TokenRotation, v1alpha1};
 
 /// Namespace, name, path and port of the Service of the conversion webhook (in `config/manager`).
-/// At run time, the operator writes the same values into the stored CRD. So applying the CRD of
-/// `crds/` again does not change these values.
+/// An operator with this Service writes the same values into the stored CRD at run time. So
+/// applying the CRD of `crds/` again does not change these values.
 const CONVERTER: (&str, &str, &str, i32) =
     ("harvester-system", "harvester-guest-operator-admission", "/v1/webhook/conversion", 443);
 

@@ -91,8 +91,8 @@ pub struct SecretTarget {
     pub key: String,
     /// Name of the kubeconfig's user whose token is replaced. Clusters, contexts and other users
     /// stay as they are. Unset: the value of the key is only the token, not a kubeconfig. Unset for
-    /// a target that is only watched: the value is a token or a kubeconfig, and every token of a
-    /// kubeconfig is watched.
+    /// a target that is only watched: the value is a token or a kubeconfig. Every credential of a
+    /// watched kubeconfig is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub kubeconfig_user: Option<String>,

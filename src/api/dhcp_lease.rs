@@ -89,8 +89,8 @@ pub struct DHCPLeaseSpec {
     #[schemars(length(min = 3, max = 317))]
     pub network: String,
     /// Hardware address of the DHCP client. The LoadBalancer may request one by its annotation
-    /// kube-vip.io/hwaddr. Otherwise the operator derives one from the cluster, the network and the
-    /// LoadBalancer's name. Immutable.
+    /// kube-vip.io/hwaddr. Otherwise the operator derives one from the cluster, the network, and
+    /// the LoadBalancer's namespace and name. Immutable.
     #[schemars(length(min = 17, max = 17))]
     pub mac_address: String,
     /// Client identifier (option 61) in hexadecimal, with its type octet. Empty: no client

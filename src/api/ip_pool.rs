@@ -210,7 +210,7 @@ pub struct IPPoolStatus {
     /// Number of addresses in the ranges, without gateways and exclusions. Capped at 2^63-1.
     #[serde(default)]
     pub total: i64,
-    /// Number of free addresses that the pool can allocate now.
+    /// Number of free addresses. While `Ready` is False, the pool allocates none of them.
     #[serde(default)]
     pub available: i64,
     /// Percentage of the addresses that are in use, rounded up.

@@ -102,7 +102,7 @@ pub struct VmiCondition {
     pub reason: String,
 }
 
-/// Network interface of a VM, as its guest operating system has it.
+/// Network interface of a VM, as the hypervisor and the guest agent report it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Interface {
@@ -195,7 +195,7 @@ pub struct Announced {
     pub ingress: Option<Vec<AnnouncedAt>>,
 }
 
-/// One address or host name at which a Service is announced.
+/// Address or host name at which a Service is announced.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct AnnouncedAt {
     /// Announced address. Unset: the Service is announced at a host name.

@@ -66,7 +66,8 @@ pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
 pub const NAMELESS_CLUSTER: &str = "kubernetes";
 /// Annotation of a Namespace: its Rancher project, as `cluster:project`.
 pub const ANNOTATION_NAMESPACE_PROJECT: &str = "field.cattle.io/projectId";
-/// Label of the global IPPool, which serves the LoadBalancers that match no other pool.
+/// Label of an IPPool: `true` for the global pool, which serves the LoadBalancers that match no
+/// other pool, and `false` for every other pool. Admission sets the label from the pool's scope.
 pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
 /// Label of an IPPool: VLAN ID of the pool's network; `0` for no VLAN, and for a pool without a
 /// network.
@@ -83,8 +84,8 @@ pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
 /// Annotation of an IPPool. While the annotation is present, with any value, the pool keeps the
 /// claims of LoadBalancers that do not exist. The operator sets the annotation after a restore of
-/// etcd from a backup. The value is then the reason. An admin removes the annotation, and the pool
-/// then frees these claims.
+/// etcd from a backup, with the reason as its value. When an admin removes the annotation, the pool
+/// frees these claims.
 pub const ANNOTATION_KEEP_ORPHANS: &str = "loadbalancer.harvesterhci.io/keep-orphans";
 
 /// Annotation of a LoadBalancer in v1alpha1: the fields that only v1beta1 has, as JSON. The

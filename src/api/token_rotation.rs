@@ -169,8 +169,9 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 50))]
     pub jitter_percent: Option<i64>,
-    /// Time window for replacements. A credential that would expire before the next window is
-    /// replaced outside of a window.
+    /// Time window for replacements. A replacement that is due waits for the next window, but only
+    /// until the remaining lifetime is half of what `renewWhenLeftPercent` and `minimumLeftSeconds`
+    /// require.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_window: Option<Window>,
     /// Whether the rotation is paused. While the rotation is paused, no credential is made,

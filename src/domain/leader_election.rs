@@ -25,8 +25,8 @@ pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
 pub const DEFAULT_LEASE_SECONDS: u8 = 3;
 /// Interval at which a replica that does not lead reads the Lease.
 pub const RETRY: Duration = Duration::from_millis(400);
-/// Safety margin of the Lease's holder. The holder stops acting as the leader this much earlier
-/// than other replicas may take the Lease.
+/// Safety margin of the Lease's holder. The holder stops acting as the leader at least this much
+/// earlier than other replicas may take the Lease.
 pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
 
 /// Lease duration of Harvester's Go controller, in seconds (wrangler, `pkg/leader/leader.go`).
@@ -95,11 +95,12 @@ impl ElectionPace {
 pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
-    /// Lease duration. If a replica of this operator holds the Lease, the duration is from the
-    /// replica's annotation. If another controller holds the Lease, the duration is
+    /// Lease duration. A replica of this operator records its duration in an annotation of the
+    /// Lease. If another controller holds the Lease, or the annotation is missing, the duration is
     /// `spec.leaseDurationSeconds`.
     pub duration: Duration,
-    /// `metadata.resourceVersion`. Any change of the version shows that the holder is alive.
+    /// `metadata.resourceVersion`. Any change of the version counts as a sign that the holder is
+    /// alive.
     pub version: String,
     /// Identity of the last replica of this operator that acquired the Lease. The identity is in an
     /// annotation, which Harvester's Go controller leaves unchanged. Empty: no replica has acquired

@@ -52,7 +52,8 @@ pub struct LbFacts {
     /// LoadBalancer that was restored from a backup still has this annotation. `None`: the
     /// LoadBalancer has no such annotation, or an invalid one.
     pub former: Option<Claim>,
-    /// Addresses of the LoadBalancer's own Service. Their claims are not released.
+    /// Addresses of the LoadBalancer's own Service. A claim of one of these addresses is not
+    /// released.
     pub service: AnnouncedAddresses,
     /// Whether the facts were read from the API server for this decision, not from a cache that may
     /// be old.
@@ -73,27 +74,26 @@ impl LbFacts {
         }
     }
 
-    /// Address that the LoadBalancer must give up to get one of the pool `pool`: the published
-    /// address, from another pool. A Service moves by the announcement of its new address, so it
-    /// cannot move to the address that it has. `None`: there is no such address, or a guest
-    /// announces it.
+    /// Address that the pool `pool` cannot give to the LoadBalancer: the published address, if it
+    /// is from another pool. A Service moves when its new address is announced, so it cannot move
+    /// to the address that it has. `None`: there is no such address, or a guest announces it.
     pub fn moves_off(&self, pool: &str) -> Option<IpAddr> {
         let published = self.published.as_ref().filter(|claim| !self.guest && claim.pool != pool);
         published.map(|claim| claim.ip)
     }
 
-    /// Whether the LoadBalancer's Service may still be announced at the address of `claim`, which
-    /// is not the claim `current` that the LoadBalancer has now.
+    /// Whether the LoadBalancer's Service may still be announced at the address of `claim`, and the
+    /// LoadBalancer now has another address, that of the claim `current`.
     pub fn may_use(&self, claim: &Claim, current: &Claim) -> bool {
         claim.ip != current.ip && self.service.may_include(claim.ip)
     }
 }
 
-/// Addresses for which the own Service of a LoadBalancer is announced, or may be.
+/// Addresses at which a LoadBalancer's own Service is announced, or may be announced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnnouncedAddresses {
     /// Addresses that the Service asks for, and those at which it is announced. Empty: there is no
-    /// Service.
+    /// Service, or it has no such address.
     Known(Vec<IpAddr>),
     /// Services were not listed yet.
     Unknown,

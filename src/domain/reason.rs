@@ -9,19 +9,19 @@ use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK};
 /// request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAddressReason {
-    /// No pool has the LoadBalancer's network and a scope that admits the LoadBalancer.
+    /// No pool is global, and no pool has the LoadBalancer's network and a scope that admits it.
     NoMatch {
         /// Network, project, namespace and guest cluster of the LoadBalancer, as one text.
         requirement: String,
     },
-    /// Every pool that matches the LoadBalancer is full.
+    /// Every pool that matches the LoadBalancer, or the pool that `spec.ipPool` names, is full.
     Full {
         /// Names of the full pools, in the order in which they were tried.
         pools: Vec<String>,
     },
-    /// The pool that `spec.ipPool` names has no other address for the LoadBalancer than the one that
-    /// its Service has already, from another pool. A Service does not move to the address that it
-    /// has.
+    /// The pool that `spec.ipPool` names has only one address left for the LoadBalancer: the
+    /// address that its Service already has, from another pool. A Service does not move to the
+    /// address that it has.
     OwnAddress {
         /// Name of the pool.
         pool: String,
@@ -46,7 +46,7 @@ pub enum NoAddressReason {
         /// Network, project, namespace and guest cluster of the LoadBalancer, as one text.
         requirement: String,
     },
-    /// The network that the LoadBalancer names is not the network of its pool.
+    /// The LoadBalancer's network and the network of its pool are on different segments.
     NetworkMismatch {
         /// Name of the pool.
         pool: String,
@@ -71,7 +71,7 @@ pub enum NoAddressReason {
     ClusterRemoved {
         /// Name of the guest cluster.
         cluster: String,
-        /// VM of the guest cluster that shows the removal, `namespace/name`.
+        /// VM that shows the removal of the guest cluster, `namespace/name`.
         vm: String,
     },
     /// The VMs of the guest cluster determine the LoadBalancer's network, and VMs cannot be listed.
@@ -170,7 +170,8 @@ pub enum NoLease {
         /// Message of the agent in the status of the DHCPLease. `None`: there is no message.
         said: Option<String>,
     },
-    /// The lease of the LoadBalancer's address has expired. The agent requests another address.
+    /// The LoadBalancer has lost its leased address, for example because the lease has expired. The
+    /// agent requests another address as soon as it runs.
     Lost {
         /// Network of the LoadBalancer, `namespace/name`.
         network: String,
@@ -291,8 +292,8 @@ impl NoLease {
 pub const LEASED: &str = "Leased";
 /// The host takes over the address that an announcer leased by DHCP.
 pub const TAKEOVER: &str = "DHCPTakeover";
-/// The lease of the LoadBalancer's address has expired, so the LoadBalancer's status no longer
-/// contains the address.
+/// The LoadBalancer has lost its leased address, for example because the lease has expired. The
+/// LoadBalancer's status no longer contains the address.
 pub const LEASE_LOST: &str = "DHCPLeaseLost";
 /// An address is claimed, and the LoadBalancer's status contains it.
 pub const ALLOCATED: &str = "Allocated";
@@ -345,11 +346,11 @@ pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool is invalid.
 pub const INVALID_RANGE: &str = "InvalidRange";
-/// Some of the pool's addresses are also in the ranges of an older pool of the same network.
+/// Some of the pool's addresses are also in the ranges of an older pool on the same segment.
 pub const RANGE_CONFLICT: &str = "RangeConflict";
 /// The pool is global, and the cluster has an older global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
-/// An older pool of the same network has the same priority, which is not 0.
+/// An older pool of the same network has the same priority, not 0, and both pools have a scope.
 pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
 /// The scope of the pool overlaps with the scope of an older pool of the same network, and both
 /// pools have priority 0.
@@ -357,9 +358,9 @@ pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 /// The pool is being deleted, and waits for the release of its addresses.
 pub const DELETING: &str = "Deleting";
 
-/// Suffix of [`other_controller`]'s text, if the CRD of IPPool still has the status subresource.
-/// The other controller writes the status by updates of the whole IPPool, and the API server drops
-/// the status from such updates.
+/// Suffix of [`other_controller`]'s text, if the operator could not remove the status subresource
+/// from IPPool's CRD. The other controller writes the status by updates of the whole IPPool. With
+/// the subresource, the API server drops the status from such updates.
 pub const STATUS_DROPPED: &str = ". IPPool has a status subresource in this cluster, so the API server silently drops the ledgers of that controller, which may then allocate one address twice: restore Harvester's CRD, or stop that controller";
 
 /// Suffix of [`other_controller`]'s text, if the operator has removed the status subresource of

@@ -38,7 +38,8 @@ pub fn pool(pool: &IPPool) -> Value {
 }
 
 /// Number of LoadBalancers for each status and reason of their condition `Ready`, as a JSON object
-/// with keys such as `True Announced`.
+/// with keys such as `True Announced`. A LoadBalancer without this condition counts as `Unknown`,
+/// with an empty reason.
 pub fn counts(lbs: &[LoadBalancer]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for lb in lbs {
@@ -50,8 +51,8 @@ pub fn counts(lbs: &[LoadBalancer]) -> Value {
     json!(counts)
 }
 
-/// LoadBalancers whose condition `Ready` is not `True`, each with the reason, oldest first. At most
-/// 200 are returned.
+/// LoadBalancers whose condition `Ready` is missing or not `True`, each with the reason, oldest
+/// first. At most 200 are returned.
 pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut waiting: Vec<_> = lbs
         .iter()
@@ -102,7 +103,8 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
 }
 
 /// Facts about TokenRotations: their number for each status and reason of the condition `Ready`,
-/// the credentials that expire first, and the TokenRotations whose condition `Ready` is not `True`.
+/// the credentials that expire first, and the TokenRotations whose condition `Ready` is missing or
+/// not `True`. A TokenRotation without this condition counts as `Unknown New`.
 pub fn credentials(rotations: &[TokenRotation]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     // Times are keys as texts: RFC 3339 times in UTC sort like their texts.

@@ -93,7 +93,7 @@ fn is_leaving(object: &Value) -> bool {
 }
 
 /// Map under `field` in the object's metadata, such as `labels`. A map that is absent or null is
-/// added. `None`: the object has no metadata, or the field has another value.
+/// added. `None`: the object has no metadata, or the value under `field` is not a map.
 fn metadata_map<'a>(object: &'a mut Value, field: &str) -> Option<&'a mut Map<String, Value>> {
     let metadata = object.get_mut("metadata")?.as_object_mut()?;
     let map = metadata.entry(field).or_insert(Value::Null);

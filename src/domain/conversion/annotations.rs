@@ -31,8 +31,8 @@ use crate::limits::json_size::{maps, most_values};
 /// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// Maximum size, in bytes, of the annotations other than the one that carries fields. Admission
-/// refuses larger annotations, because then not even the names of the left-out fields may fit. The
-/// names of all fields of a LoadBalancer have less than 1 KiB.
+/// refuses larger annotations, because they may leave no room even for the names of the left-out
+/// fields. The names of all fields of a LoadBalancer have less than 1 KiB.
 pub const MOST_OF_OTHERS: usize = ANNOTATIONS_LIMIT - 4 * 1024;
 /// Maximum number of fields of one section (spec or status) whose names are put into `cut`. Names
 /// beyond this number are not needed, because admission refuses the object even if `cut` has only

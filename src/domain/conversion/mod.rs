@@ -311,9 +311,9 @@ fn read_health(value: &Value) -> Option<Value> {
     translate_health(value, |fields, (name, older, _)| Some((name, fields.get(older)?.clone())))
 }
 
-/// Converts a health check to the other version. `field`: name and value of one of the numbers
-/// ([`HEALTH`]) in the other version, from the fields of the health check. `None`: `value` is
-/// neither a JSON object nor null.
+/// Converts a health check to the other version. `field`: returns the name and the value that one
+/// of the numbers ([`HEALTH`]) has in the other version, or `None` if this number is not set. The
+/// result is `None` if `value` is neither a JSON object nor null.
 fn translate_health(
     value: &Value,
     field: impl Fn(&Map<String, Value>, HealthNumber) -> Option<(&'static str, Value)>,

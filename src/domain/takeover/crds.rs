@@ -20,8 +20,8 @@ const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-n
 /// Comparison of a stored CRD's form with the form that the operator expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrdForm {
-    /// The form of any version of the operator, or Harvester's form if the operator's form has
-    /// never replaced it.
+    /// The form of any version of the operator. Also another form, such as Harvester's, if the CRD
+    /// has no record that the operator's form has replaced it.
     Expected,
     /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
@@ -41,8 +41,8 @@ pub fn form(stored: &Value) -> CrdForm {
 }
 
 /// Merge patch that puts the versions `ours` back into the CRD `stored`, after other versions have
-/// replaced them. Helm's label and annotations do not change. Their recorded values do not change
-/// either.
+/// replaced them. The patch records these other versions. Helm's label and annotations do not
+/// change. Their recorded values do not change either.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let former = recorded(stored).filter(Value::is_object);
     let mut former = former.unwrap_or_else(|| json!({}));

@@ -1,4 +1,4 @@
-//! Text of a take-over's plan, for a terminal.
+//! Texts of the command `takeover` for a terminal: the observed state, the plan, and the forecast.
 
 use std::fmt::Write as _;
 

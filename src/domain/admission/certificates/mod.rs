@@ -44,7 +44,8 @@ const MOST_NAMES: usize = 20;
 pub struct StoredAuthority {
     /// End of the authority's validity, as the time since the Unix epoch.
     pub not_after: Duration,
-    /// Whether the authority can sign: its private key is stored and matches its certificate.
+    /// Whether the authority can sign: its private key is stored and matches its certificate, and
+    /// the certificate's subject has exactly one attribute.
     pub signs: bool,
 }
 
@@ -90,7 +91,8 @@ pub struct StepInput<'a> {
     /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
     /// Duration for which every webhook configuration has been observed to trust the next
-    /// authority. `None`: at least one configuration does not trust the next authority.
+    /// authority. `None`: at least one configuration does not trust the next authority, or there is
+    /// no next authority.
     pub trusted_for: Option<Duration>,
 }
 
@@ -108,8 +110,8 @@ pub enum CertificateStep {
     Renew(BTreeSet<String>),
     /// Make the next authority. It does not sign yet.
     Begin,
-    /// Make the next authority the present one, so that it signs. The present authority becomes a
-    /// previous one.
+    /// Make the next authority the present one, and sign a new serving certificate with it. The
+    /// former present authority becomes a previous one.
     Switch,
     /// Remove previous authorities that have expired.
     Forget,
@@ -202,7 +204,8 @@ fn due(end: Duration, life: Duration, early: Duration) -> Duration {
 
 /// Time that API servers get to learn of the next authority. The time is a tenth of the period
 /// until the present authority or the serving certificate expires, whichever expires first.
-/// Minimum: `SETTLING`. Maximum: `LONGEST_SETTLING`.
+/// Minimum: `SETTLING`, which also applies if no serving certificate fits. Maximum:
+/// `LONGEST_SETTLING`.
 fn patience(stored: &CertificateSecret, now: Duration) -> Duration {
     let serving = stored.serving.as_ref().filter(|s| s.fits).map_or(now, |s| s.not_after);
     let left = stored.ca.not_after.min(serving).saturating_sub(now);

@@ -18,8 +18,10 @@ const HEALTH_DEFAULTS: [(&str, i32); 4] =
     [("successThreshold", 1), ("failureThreshold", 3), ("periodSeconds", 5), ("timeoutSeconds", 3)];
 
 /// Overwrites the annotations for namespace and project with the values of the object's own
-/// namespace. In a guest's LoadBalancer, also sets the annotations for network and cluster, if they
-/// are unset and their values are known.
+/// namespace. If the namespace is in no project, the annotation for the project is removed. If the
+/// project is not known, this annotation stays. Warns if the client newly sent another value. In a
+/// guest's LoadBalancer, also sets the annotations for network and cluster, if they are unset and
+/// their values are known.
 pub(super) fn annotations(
     object: &mut Value,
     request: &AdmissionRequest<'_>,

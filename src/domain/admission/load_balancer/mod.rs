@@ -51,7 +51,8 @@ pub struct FactRequests {
 pub struct CandidatePool {
     /// Selector of the LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Reason why the pool gives out no addresses. `None`: the pool gives out addresses.
+    /// Reason why the pool gives out no addresses: it is being deleted, or a range is invalid.
+    /// `None`: neither is the case. Conflicts with other pools are not looked up.
     pub idle: Option<String>,
     /// Whether every address of the pool is in use.
     pub full: bool,
@@ -72,15 +73,15 @@ pub enum NamedPool {
     There(CandidatePool),
 }
 
-/// Facts about other objects, for the rules of LoadBalancers. The default contains no facts, and no
-/// rule then refuses a request because of other objects.
+/// Facts about other objects, for the rules of LoadBalancers. The default contains no facts. With
+/// the default, no rule refuses a request because of another object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbRuleFacts {
     /// Project and network of the LoadBalancer, from objects that the requesting user does not
     /// write.
     pub around: LbSurroundings,
     /// Reason why the LoadBalancer would get no address: its guest cluster is being removed.
-    /// `None`: the guest cluster is not being removed.
+    /// `None`: no removal is known.
     pub removal: Option<NoAddressReason>,
     /// Pool that the LoadBalancer names.
     pub named: NamedPool,
@@ -89,13 +90,13 @@ pub struct LbRuleFacts {
     /// Selectors of all pools. `None`: the selectors were not looked up, or not all pools are in
     /// the view yet.
     pub pools: Option<Vec<PoolSelector>>,
-    /// Text with another use of the address that the object newly publishes as leased. `None`: no
-    /// other use of the address is known.
+    /// Present use of the address that the object newly publishes as leased, such as `a gateway`.
+    /// `None`: no other use of the address is known.
     pub taken_by: Option<String>,
 }
 
-/// Facts to look up before the request can be answered. `None`: the request is answered without
-/// facts, or the object does not fit its type.
+/// Facts to look up before the request can be answered. `None`: the request is a deletion or comes
+/// from this operator, or the object does not fit its type.
 pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     let object = request.judged()?;
     let lb = read(request, object)?;
@@ -159,10 +160,11 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
 }
 
 /// Refuses a write that loses fields of the spec in v1alpha1. Also refuses annotations that leave
-/// no room for the names of lost fields, because a loss without the names would not be noticed. In
-/// v1beta1, an object that was stored before stays valid. For a request in v1alpha1, the API server
-/// has converted the old object too. So the old object may have lost the same fields, and does not
-/// excuse the loss.
+/// no room for the names of lost fields, because a loss without the names would not be noticed. A
+/// request in v1beta1 is admitted if it leaves the losses of the stored object as they are, and
+/// does not enlarge the annotations. A request in v1alpha1 has no such exception: the API server
+/// has converted the old object too, so the old object may have lost the same fields only in this
+/// conversion.
 fn check_losses(object: &Value, request: &AdmissionRequest<'_>, answer: &mut AdmissionAnswer) {
     let lost = |object: &Value| annotations::lost(object, ANNOTATION_V1BETA1_FIELDS);
     let (mut fields, old_fields) = (lost(object), request.old.map(lost).unwrap_or_default());

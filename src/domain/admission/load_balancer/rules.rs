@@ -213,10 +213,11 @@ fn pool(
     }
 }
 
-/// Reason why the changed network does not fit the pool of the present address. An address is also
-/// reserved on the LoadBalancer's network, so such a network would hold back addresses of another
-/// tenant's pool. `None`: the networks fit, the pool names no network, or the LoadBalancer moves to
-/// a pool of its new network.
+/// Reason to refuse the LoadBalancer's new network: it does not fit the pool of the present
+/// address. The operator reserves the address on the LoadBalancer's network too. On that network, a
+/// pool of another tenant would have to hold the address back. `None`: the network does not change,
+/// the networks fit, the pool names no network or is not known, or the LoadBalancer moves to a pool
+/// of its new network.
 fn elsewhere(known: &LbRuleFacts) -> Option<&NoAddressReason> {
     let NamedPool::There(CandidatePool { selector, mismatch, .. }) = &known.claimed else {
         return None;

@@ -178,8 +178,9 @@ fn owned(object: &Value, guest: bool) -> Value {
 }
 
 /// Adds to `found` the paths at which `old` and `new` differ, each with both values, until `found`
-/// has `MOST_REPORTED` entries. `path`: path of `old` and `new` in the object. A path of more than
-/// [`LONGEST_TEXT`] bytes is cut, because a caller chooses the names in it.
+/// has `MOST_REPORTED` entries. Two blank values do not differ. `path`: path of `old` and `new` in
+/// the object. A path of more than [`LONGEST_TEXT`] bytes is cut, because a caller chooses the
+/// names in it.
 fn compare<'a>(
     path: &str,
     old: &'a Value,
@@ -225,8 +226,9 @@ fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), S
 }
 
 /// Address that a guest newly publishes as leased from a DHCP server. `None`: the guest publishes
-/// no new address, or its address does not come from a DHCP server. An IPv4 address in the form of
-/// an IPv6 address, such as `::ffff:10.0.0.7`, is returned as the IPv4 address that it means.
+/// no new address, its address does not come from a DHCP server, or the text is not an IP address.
+/// An IPv4 address in the form of an IPv6 address, such as `::ffff:10.0.0.7`, is returned as the
+/// IPv4 address that it means.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
     let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
     let published = address(new)

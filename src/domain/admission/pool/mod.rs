@@ -87,14 +87,16 @@ pub enum AnswerOrQuestion {
 pub struct PoolRuleFacts {
     /// All stored pools, each with the segment of its network.
     pub pools: Vec<(Arc<PoolFacts>, Segment)>,
-    /// Segment of the network of the pool in the request.
+    /// Segment of the network that the pool in the request names.
     pub segment: Segment,
     /// Whether the network of the pool in the request exists. `None`: not known.
     pub has_network: Option<bool>,
-    /// Claims in [`PoolQuestion::at_stake`] whose LoadBalancer exists.
+    /// Claims in [`PoolQuestion::at_stake`] whose LoadBalancer is known to exist. The list may be
+    /// incomplete: the API server is asked only if the view has none of these LoadBalancers, and
+    /// only about a limited number of them.
     pub holders: Vec<ClaimHolder>,
-    /// Whether the LoadBalancer of a manual release exists. `None`: not known, or the request has
-    /// no manual release.
+    /// Whether the LoadBalancer of a manual release exists. `None`: not known, or
+    /// [`PoolQuestion::releases`] returns no LoadBalancer.
     pub exists: Option<bool>,
     /// Missing namespaces: the scope of the pool in the request names them, but they do not exist.
     pub missing: Vec<String>,
@@ -248,8 +250,9 @@ impl PoolQuestion {
         answer
     }
 
-    /// Conflicts with other pools: those that are new or cover more addresses than before, and all
-    /// others. If the request changes the pool's network, all conflicts are new.
+    /// Conflicts with other pools, in two lists. The first list has the conflicts that are new, or
+    /// cover more addresses than before. The second list has the others. If the request changes the
+    /// pool's network, all conflicts are new.
     fn conflicts(&self, known: &PoolRuleFacts) -> (Vec<PoolConflict>, Vec<PoolConflict>) {
         let others = known.pools.iter().filter(|(pool, _)| pool.name != self.pool.name);
         let others: Vec<_> = others.map(|(pool, segment)| pool.contender(segment)).collect();

@@ -93,8 +93,8 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Returns the desired content of the object `part`. `None`: a CRD that needs no conversion,
-    /// and so must not be changed. `stored`: the object as it is stored now.
+    /// Returns the desired content of the object `part`. `stored`: the object as it is stored now.
+    /// `None`: the CRD must not be changed, because it needs no conversion or is not stored.
     pub fn wanted(&self, part: WebhookObject, stored: Option<&Value>) -> Option<Value> {
         match part {
             WebhookObject::Validating => Some(self.configuration(&self.validating())),
@@ -249,7 +249,8 @@ pub fn patch(stored: &Value, wanted: &Value) -> Value {
     patch
 }
 
-/// The merge patch that removes all webhooks from a configuration.
+/// The merge patch that removes all webhooks and the label [`REGISTERED_BY`] from a configuration.
+/// The patch fails if the stored object has changed since it was read.
 pub fn emptied(stored: &Value) -> Value {
     json!({
         "metadata": {

@@ -41,7 +41,7 @@ pub struct StoredObjects {
 pub enum Effect {
     /// The address of a LoadBalancer changes or is lost.
     Changes,
-    /// The operator leaves the object as it is. A person must decide what to do.
+    /// The operator does not repair the fault. A person must decide what to do.
     Stays,
     /// The operator repairs the fault.
     Repairs,
@@ -72,7 +72,7 @@ pub struct Forecast {
     pub touched: BTreeSet<String>,
     /// Number of LoadBalancers that keep the address that they publish.
     pub keep: usize,
-    /// Number of LoadBalancers that have no address and get one.
+    /// Number of LoadBalancers that have no address and get one that meets their request.
     pub gain: usize,
     /// Number of LoadBalancers whose address the host or the guest leases, so that they need no
     /// pool.

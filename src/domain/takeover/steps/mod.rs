@@ -71,8 +71,9 @@ pub struct Deployment {
     pub name: String,
     /// `spec.replicas`.
     pub wanted: i32,
-    /// Number of pods that exist, including pods that are being deleted. Such pods may still lead,
-    /// or change the webhook configurations. `status.replicas` does not count such pods.
+    /// Number of pods that have not ended, including pods that are being deleted. A pod that is
+    /// being deleted may still lead, or change the webhook configurations. `status.replicas` does
+    /// not count such pods.
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
@@ -102,8 +103,10 @@ impl ManagedChart {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
-    /// Merge patch that puts back the recorded values of the sub-chart. If no value
-    /// was recorded, the patch has null, which removes the present value. Null: none was recorded.
+    /// Merge patch for the values of the sub-chart, which puts back the recorded values. A value
+    /// that [`Self::stopped`] sets and that was not recorded becomes null, which removes it. The
+    /// whole patch is null, which removes all values, if the sub-chart had no values before, or if
+    /// nothing was recorded.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -142,9 +145,9 @@ pub enum WayBack {
     /// No stored version has the status subresource, so the Go controller can work with the CRD.
     #[default]
     Open,
-    /// A recorded form works with the Go controller: [`super::crds::ANNOTATION_FORM`].
+    /// The annotation [`super::crds::ANNOTATION_FORM`] records the form from before the take-over.
     Recorded,
-    /// Neither the stored form nor a recorded form works with the Go controller.
+    /// A stored version has the status subresource, and no former form is recorded.
     Closed,
 }
 
@@ -163,7 +166,8 @@ pub enum Leader {
 /// Content of the validating webhook configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WebhookContent {
-    /// No configuration exists, or the API server calls the Go webhook.
+    /// The configuration is missing, or is not the operator's. For example, the API server calls
+    /// the Go webhook.
     #[default]
     Other,
     /// The API server calls the operator, and refuses a write if the call gets no answer.

@@ -1,4 +1,4 @@
-//! Refusal of ranges that lie completely in a network of pods or Services, because a pool gives out
+//! Refusal of ranges that lie completely in networks of pods or Services, because a pool gives out
 //! no address of such a network.
 
 use ipnet::IpNet;
@@ -7,7 +7,8 @@ use super::super::AdmissionAnswer;
 use super::{PoolQuestion, PoolRuleFacts};
 use crate::pools::ranges::AddressBlock;
 
-/// Refuses each new range that lies completely in a network of pods or Services.
+/// Refuses each new range that lies completely in networks of pods or Services. Networks that are
+/// not held back on the pool's segment do not count.
 pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = question.pool.ranges.as_ref().filter(|_| question.ranges_changed) else {
         return;
