@@ -57,13 +57,13 @@ pub(super) fn only_if(uid: Option<&str>, version: Option<&str>) -> DeleteParams 
     DeleteParams::default().preconditions(Preconditions { uid, resource_version })
 }
 
-/// Reads of the objects of one kind. Each method whose name begins with `call_` sends one call.
-/// `PartialObjectMeta` as the kind reads only metadata.
+/// Reads of the objects of one kind. Each method whose name begins with `call_` sends one call. If
+/// the kind is a `PartialObjectMeta`, only metadata is read.
 pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     /// Client for the objects of the kind.
     fn api(&self) -> &Api<K>;
 
-    /// Deadline of each call. For a page of a list, it is the deadline of each try.
+    /// Deadline of each call. Pages of lists have other deadlines: [`Self::call_list`].
     fn deadline(&self) -> Duration;
 
     /// Client for the same objects, with the deadline `deadline` for each call.
@@ -98,8 +98,10 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         }
     }
 
-    /// Reads a list, or a page of it. Each try of a page has the deadline of a call, but at most
-    /// [`CALL_DEADLINE`]: a page that is late is requested again with fewer objects.
+    /// Reads a list, or one page of it if `params` has a limit. A page that is late is requested
+    /// again with fewer objects. Each try of a page has the deadline of a call, but at most
+    /// [`CALL_DEADLINE`]. All tries together have [`TRIES`] times as long, or the deadline of a
+    /// call if that is longer.
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
         let name = || format!("GET {}", self.api().resource_url());
         let deadline = self.deadline();

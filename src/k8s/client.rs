@@ -26,10 +26,10 @@ use crate::metrics::Metrics;
 /// Longest time to establish a connection of a long-running process: the lookup of the name, TCP
 /// and TLS. The time for TCP alone is shorter.
 ///
-/// Go allows ten seconds for TLS. Here a silent TLS handshake may follow the time [`SILENCE`] in
-/// which an open connection was silent. Both together, with the delays of an informer, must take
-/// less than 15 s. A call has no use for a longer time either, because its own deadline
-/// ([`super::CALL_DEADLINE`]) includes the connection.
+/// Go allows ten seconds for TLS. Here, an open connection may be silent for the time [`SILENCE`],
+/// and after that, the TLS handshake of the next connection may be silent too. Both together, with
+/// the delays of an informer, must take less than 15 s. A call has no use for a longer time either,
+/// because its own deadline ([`super::CALL_DEADLINE`]) includes the connection.
 pub const CONNECT: Duration = Duration::from_secs(4);
 /// Longest time for which a connection stays open without a call. After a longer time, the API
 /// server at the other end may have become unresponsive, and the next call on the connection would
@@ -41,10 +41,10 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Number of unanswered keepalive probes after which a connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Reads the configuration of a client: server and credentials, in the file `kubeconfig`. `None`:
-/// the configuration is in the file that `KUBECONFIG` names, or in the default file. If there is no
-/// such file, it is the configuration of the pod. `connect` is the connect timeout, for TCP and TLS
-/// together.
+/// Reads the configuration of a client, which is server and credentials, from the file
+/// `kubeconfig`. `None`: from the file that `KUBECONFIG` names, or from the default file. If that
+/// file is missing or cannot be used, the configuration of the pod is read. `connect` is the
+/// connect timeout, for the lookup of the name, TCP and TLS together.
 ///
 /// The retries of kube's client are off, because these retries would repeat POSTs too. Each caller
 /// decides when a retry is safe.
@@ -75,14 +75,14 @@ pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
 }
 
 /// Creates a client as [`through`] does, but this client cannot write. Returns the client (field
-/// 0), and the list to which the client adds each refused read (field 1).
+/// 0), and the reads that the API server refuses to this client (field 1).
 pub fn read_only(config: Config, metrics: &Metrics) -> anyhow::Result<(Client, RefusedReads)> {
     let refusals = RefusedReads::default();
     Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
 }
 
-/// Creates a client as [`through`] does. If `refusals` is set, the client only reads, and adds each
-/// refused read to `refusals`.
+/// Creates a client as [`through`] does. If `refusals` is set, the client only reads, and adds
+/// refused reads to `refusals`.
 fn assemble(
     config: Config,
     refusals: Option<RefusedReads>,

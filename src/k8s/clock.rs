@@ -1,4 +1,4 @@
-//! Clock for the expiry of leadership claims and leases: time since boot, suspension included.
+//! Clock for the expiry of the leadership and of leases: time since boot, suspension included.
 
 use std::time::Duration;
 

@@ -373,8 +373,8 @@ fn token(meta: &ObjectMeta) -> TokenSecret {
     }
 }
 
-/// Whether the error has the HTTP status `code`. The reason is not compared, because a cluster
-/// without the API group answers in plain text, without a reason.
+/// Whether the error has the HTTP status `code`. False for 409. The reason is not compared, because
+/// a cluster without the API group answers in plain text, without a reason.
 fn has_code(error: &CallError, code: u16) -> bool {
     match error {
         CallError::NotFound(_) => code == 404,

@@ -28,7 +28,7 @@ const LONGEST_NOTE: usize = 1024;
 /// Budget of Events: one Event every half second. After ten seconds without an Event, up to 20
 /// Events are sent without delay.
 const BUDGET: TokenBucket = TokenBucket::new(20, Duration::from_millis(500));
-/// Maximum number of writes of one warning that get no answer, or an error that is no refusal.
+/// Maximum number of times that one warning is written, the first time included.
 const WARNING_TRIES: u32 = 3;
 /// Pause between two writes of a warning.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -118,9 +118,9 @@ async fn write(queue: Arc<EventQueue>, recorder: Recorder, metrics: Metrics) {
     }
 }
 
-/// Writes an Event. Repeats the write of a warning up to [`WARNING_TRIES`] times if the error may
-/// pass: some warnings are sent once in a term. If the answer to a write was lost, the
-/// repetition may write a second Event.
+/// Writes an Event. If the write of a warning fails, and [`CallError::may_pass`] is true for the
+/// error, the write is repeated, up to [`WARNING_TRIES`] writes in all: some warnings are sent once
+/// in a term. If the answer to a write was lost, the repetition may write a second Event.
 async fn publish(
     recorder: &Recorder,
     event: &Event,

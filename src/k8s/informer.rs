@@ -251,8 +251,7 @@ struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
 /// Longest delay before a failed list or watch is tried again, without jitter.
 const LAST_DELAY: Duration = Duration::from_secs(3);
-/// Length of a time without a failed list or watch. After such a time, the shortest delay follows
-/// the next failure.
+/// Time without a failed list or watch after which the delays begin again with the shortest one.
 const FORGIVEN: Duration = Duration::from_secs(30);
 
 impl Iterator for RetryDelays {

@@ -13,10 +13,11 @@
 //! * [`write::ApiWriter::check_leadership`] refuses writes to a Rancher in the same way.
 //! * Each change carries the resourceVersion of the object that the decision was based on. Each
 //!   deletion carries that version or the UID. So the server refuses a decision from a stale view.
-//!   Three writes carry neither the version nor the UID:
+//!   Four writes carry neither the version nor the UID:
 //!   * the restart of a workload, and the annotation that keeps a CRD, because each sets one
 //!     annotation;
-//!   * the deletion of a bound Secret, because its name is never used again.
+//!   * the deletion of a bound Secret, because its name is never used again;
+//!   * the count of a repeated Event, which kube's `Recorder` writes.
 
 /// Items of the trait `Resource` for a wrapper type. The items name the kind of the wrapped type
 /// `$wrapped`.
@@ -85,8 +86,9 @@ pub const PAGE: u32 = 200;
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
 /// the connection and its calls fail. Lists and watches of informers have only this limit. Calls of
-/// commands have longer deadlines as well. These deadlines end a call whose answer arrives slowly,
-/// but without a pause of this length. Calls with the deadline [`CALL_DEADLINE`] end earlier.
+/// commands also have deadlines, which are longer than this limit. They end a call whose answer
+/// arrives slowly, but without a pause of this length. Calls with the deadline [`CALL_DEADLINE`]
+/// end earlier.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call to the API server failed. Most of the reasons contain the name of the call.
@@ -95,7 +97,7 @@ pub enum CallError {
     /// A conflict: another client changed or created the object first (409).
     #[error("{0}: the object was changed by another client")]
     Conflict(String),
-    /// The object or the subresource does not exist (404).
+    /// Any 404: the object, its subresource or its kind does not exist.
     #[error("{0}: not found")]
     NotFound(String),
     /// An object that is installed with the operator is missing. Field 0: the object's kind. Field

@@ -119,8 +119,9 @@ impl LeaseHolderWatch {
     }
 
     /// Writes the condition with the holder's name to each LoadBalancer that has existed for
-    /// [`UNANSWERED`] seconds, and has neither an address nor a condition `Ready` of another
-    /// author. `holder`: identity of the other controller that holds the Lease.
+    /// [`UNANSWERED`] seconds, is not being deleted, and has neither an address nor a condition
+    /// `Ready` with another reason. Searches for such LoadBalancers at the interval
+    /// [`SEARCH_INTERVAL`]. `holder`: identity of the other controller that holds the Lease.
     async fn answer_for(&self, holder: &str) {
         loop {
             tokio::time::sleep(SEARCH_INTERVAL).await;

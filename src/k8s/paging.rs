@@ -1,15 +1,16 @@
 //! Pages of lists: the number of objects in a page follows the size of the objects.
 //!
-//! A page is in memory as text until it is parsed, and a tenant can make objects of 1.5 MB. So pages
-//! of a fixed number of objects need much memory if the number is large, and much time if it is
-//! small. A list may be continued with another `limit`: the end-to-end test of Kubernetes chooses a
-//! random `limit` for each page (`test/e2e/apimachinery/chunking.go`).
+//! A page is in memory as text until it is parsed, and a tenant can make objects of 1.5 MB. So
+//! pages of a fixed number of objects need much memory if the number is large, and much time if it
+//! is small. A list may be continued with another `limit`: the end-to-end test of Kubernetes
+//! chooses a random `limit` for each page (`test/e2e/apimachinery/chunking.go`).
 //!
 //! The API server reads all objects of a page before it sends the first byte, and answers too late
 //! if the page has many large ones. A list that begins again would come to the same page. So a page
-//! with more objects than the first is requested again with fewer objects if it fails. A call that
-//! has a deadline has it for each page ([`PAGE_DEADLINE`]): a page that is late is requested again
-//! with fewer objects, down to one.
+//! with more than [`FIRST_PAGE`] objects is requested again with fewer objects if its request
+//! fails. In a call with a deadline, each try of a page has a deadline of its own
+//! ([`PAGE_DEADLINE`]): a page that is late is requested again with fewer objects, down to one. A
+//! page that the API server refuses is not requested again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -43,7 +44,7 @@ pub(super) const TRIES: u32 = 5;
 
 tokio::task_local! {
     /// Deadline of each try of a page with more than one object. Not set in the lists of informers.
-    /// A page of one object is cut no further, so the caller sets a deadline of the whole call.
+    /// A page of one object cannot be cut, so only the caller's deadline of the whole call ends it.
     pub(super) static PAGE_DEADLINE: Duration;
 }
 
@@ -52,9 +53,9 @@ tokio::task_local! {
 struct PageSize {
     /// Number of objects to request.
     limit: u64,
-    /// Number of objects before `limit` may grow again: those of the last page that was cut, or
-    /// [`LONG_PAUSE`] times as many. Without this pause, each large object after small ones would be
-    /// requested again and again with the small ones.
+    /// Number of objects to read before `limit` may grow again: as many as the last page had before
+    /// it was cut, or [`LONG_PAUSE`] times as many. Without this pause, the small objects around
+    /// each large one would be requested again and again.
     pause: u64,
 }
 
@@ -64,8 +65,8 @@ impl PageSize {
         Self { limit: FIRST_PAGE, pause: 0 }
     }
 
-    /// Size of the page after a page of this size that had `bytes` bytes. If the next objects are as
-    /// large, the next page has at most half of [`LARGEST_PAGE`].
+    /// Size of the page after a page of this size that had `bytes` bytes. If the next objects are
+    /// as large, the next page has at most half of [`LARGEST_PAGE`], or only one object.
     fn next(self, bytes: usize) -> Self {
         let pause = self.pause.saturating_sub(self.limit);
         let most = if pause == 0 { self.limit.saturating_mul(GROWTH) } else { self.limit };
@@ -74,8 +75,9 @@ impl PageSize {
         Self { limit: fits.clamp(1, most), pause }
     }
 
-    /// Size of the same page after a page of this size ended with `error`: too large, late, or
-    /// failed. `None`: the page is not requested again.
+    /// Size with which a page of this size is requested again after `error`: the page was too large
+    /// or late, or its request failed. `None`: the page is not requested again, because its request
+    /// failed and the page has at most [`FIRST_PAGE`] objects.
     fn cut(self, error: &BoxError) -> Option<Self> {
         let limit = (self.limit / CUT).max(1);
         if error.is::<LengthLimitError>() {
@@ -145,8 +147,8 @@ where
     })
 }
 
-/// Requests a page with at most `limit` objects, and reads it to its end. Fails if the page has
-/// several objects and more than [`LARGEST_PAGE`] bytes. The body of a refusal is not read.
+/// Requests a page with at most `limit` objects, and reads it to its end. Fails if `limit` is more
+/// than 1 and the page has more than [`LARGEST_PAGE`] bytes. The body of a refusal is not read.
 async fn request_page<S, B>(
     inner: &mut S,
     request: Request<Body>,
@@ -218,8 +220,8 @@ mod tests {
     const QUICK: usize = 20;
 
     /// Client of a server that has ConfigMaps with contents of these sizes. The server has
-    /// forgotten all continue tokens for the object `forgotten` and later ones. A page with more
-    /// large objects than [`IN_TIME`] gets no answer.
+    /// forgotten all continue tokens for the object `forgotten` and later ones. The request of a
+    /// page fails if the page has more large objects than [`IN_TIME`].
     fn maps(sizes: Vec<usize>, forgotten: usize) -> (Api<ConfigMap>, Served) {
         let served = Served::default();
         let seen = served.clone();
@@ -362,7 +364,7 @@ mod tests {
         assert_eq!(u32::try_from(tries.len()), Ok(TRIES));
     }
 
-    /// The caller begins the list again. What the API server answers is for the caller.
+    /// The caller gets the refusal, and begins the list again.
     #[tokio::test]
     async fn a_page_that_the_server_refuses_is_not_requested_again() {
         let (api, served) = maps(vec![100; 200], 50);
@@ -387,7 +389,7 @@ mod tests {
             };
             let sizes: Vec<usize> = runs.into_iter().flat_map(objects).collect();
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            // A client is made inside of a runtime.
+            // A client can be made only inside a runtime.
             let _inside = runtime.enter();
             let (api, served) = maps(sizes.clone(), usize::MAX);
             let listed = runtime.block_on(names(&api)).unwrap();

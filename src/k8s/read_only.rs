@@ -3,8 +3,9 @@
 //! Invariants:
 //! * Only GETs are sent.
 //! * A request for a watch is not sent, and never gets an answer. So a command that reads the
-//!   cluster once needs no right to watch, and sees one state.
-//! * Each GET that the API server refuses is noted in [`RefusedReads`].
+//!   cluster once needs no right to watch, and its views do not change after their lists.
+//! * A GET of an object or a list that the API server answers with 403 is noted in
+//!   [`RefusedReads`]. So is a GET of a list that it answers with 404.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,13 +23,14 @@ use crate::locks::lock;
 #[error("this connection only reads: {0} {1} was not sent")]
 pub struct WithheldWrite(Method, String);
 
-/// Reads that the API server refused, or could not serve, each with the reason. Clones share the
+/// Reads that the API server refused because a right is missing (403), and lists of kinds that it
+/// does not serve (404), each with the reason. Other failed reads are left out. Clones share the
 /// state.
 #[derive(Clone, Debug, Default)]
 pub struct RefusedReads(Arc<Mutex<BTreeMap<RoleRead, ReadFailure>>>);
 
 impl RefusedReads {
-    /// Copy of the map: each read that the API server refused or could not serve, with the reason.
+    /// Copy of the map: the refused reads, each with the reason.
     pub fn all(&self) -> BTreeMap<RoleRead, ReadFailure> {
         lock(&self.0).clone()
     }
@@ -49,7 +51,8 @@ impl RefusedReads {
 }
 
 /// HTTP service that sends only GETs, and no watches. A request with another method fails, and a
-/// watch gets no answer. Adds each GET that the API server refused to `refusals`.
+/// watch gets no answer. Adds GETs that the API server refuses to `refusals`: those with the answer
+/// 403, and those of a list with the answer 404.
 pub(super) fn withhold_writes<S, B>(
     inner: S,
     refusals: RefusedReads,

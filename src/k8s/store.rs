@@ -1,4 +1,4 @@
-//! Stores of objects. The events of one watch, or of one informer, keep each store current.
+//! Stores of objects. Each store is kept current by the events of one informer.
 
 use std::collections::HashSet;
 

@@ -50,7 +50,7 @@ pub struct ReadResult {
 }
 
 /// Reads pools and LoadBalancers, and the objects that their addresses depend on. Does not wait for
-/// the result of a read that the API server has refused before (`refusals`). Fails if pools or
+/// the lists of a kind once `refusals` contains a read of this kind. Fails if pools or
 /// LoadBalancers cannot be listed. `namespace` is the operator's own namespace, and `dhcp` has the
 /// operator's options about DHCP networks.
 pub async fn read(

@@ -47,7 +47,8 @@ pub enum LeadershipState {
     /// No leadership: this process never held the Lease, has released it, or has observed that the
     /// Lease no longer names this process, or that the API server's store has gone back.
     Lost,
-    /// Expired leadership: the API server does not answer. Another process may have taken the Lease
+    /// Expired leadership, after several consecutive rounds of the elector have failed: the API
+    /// server does not answer, or answers with errors. Another process may have taken the Lease
     /// after the expiry.
     Silent,
     /// Valid leadership, or leadership that expired a moment ago and that this process tries to

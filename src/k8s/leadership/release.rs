@@ -41,7 +41,7 @@ impl LeaderElector {
     }
 
     /// Makes one attempt to release the Lease. Success means that this process does not hold the
-    /// Lease any more. A renewal that is stored later is refused, because its version is older.
+    /// Lease any more. A renewal that arrives later is refused, because its version is older.
     async fn try_release(&self) -> Result<(), CallError> {
         let calls = self.api.within(CALL_DEADLINE / 2);
         let Some(mut lease) = calls.call_get_opt(&self.name).await? else { return Ok(()) };

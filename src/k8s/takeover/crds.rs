@@ -57,7 +57,9 @@ impl TakeoverClient {
     }
 
     /// Replaces the versions in the spec of the CRD `name` with the versions of the operator's CRD.
-    /// Records the former versions in the annotation [`ANNOTATION_FORM`].
+    /// Records the former versions in the annotation [`ANNOTATION_FORM`]. If these are of another
+    /// version of the operator, the versions that are recorded already stay recorded. If the
+    /// operator's Deployment belongs to a Helm release, this release owns the CRD afterwards.
     pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let operator = serde_json::to_value(self.operator().await?)?;
@@ -67,9 +69,10 @@ impl TakeoverClient {
         self.change(name, adopted(&stored, &ours, &operator)).await
     }
 
-    /// Restores the former versions of a CRD, which are recorded in its annotation
-    /// [`ANNOTATION_FORM`]. Has no effect without this annotation: an earlier write without an
-    /// answer may have restored the versions.
+    /// Restores the former versions of a CRD, and Helm's former label and annotations, from its
+    /// annotation [`ANNOTATION_FORM`]. Versions that are not the operator's stay as they are. Has
+    /// no effect without this annotation: an earlier write without an answer may have restored the
+    /// versions.
     pub(super) async fn restore(&self, name: &str) -> anyhow::Result<()> {
         let stored = self.definition(name).await?;
         if !stored.annotations().contains_key(ANNOTATION_FORM) {

@@ -62,9 +62,10 @@ pub struct TakeoverClient {
 }
 
 impl TakeoverClient {
-    /// Facts from which the next step of the take-over is decided, read at the same time: between
-    /// the stop of the operator and the next step, the API server may refuse writes of guests. The
-    /// number of finalizers is 0 here, because only [`Self::finalizers`] counts them.
+    /// Facts from which the next step of the take-over is decided. All reads run at the same time,
+    /// so that little time passes between the stop of the operator and the next step: in this time,
+    /// the API server may refuse writes of guests. The number of finalizers is 0 here, because only
+    /// [`Self::finalizers`] counts them.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let deployments = try_join_all(TakeoverProgram::ALL.map(|program| self.replicas(program)));
         let chart = async { anyhow::Ok(self.managed_chart().await?.map(|chart| managed(&chart))) };
@@ -139,9 +140,10 @@ impl TakeoverClient {
         self.charts().within(PATIENCE).call_get_if_served(&self.chart.1).await
     }
 
-    /// Carries out the write of `step`. A step without a write has no effect. Succeeds without a
-    /// write if another client has changed the object meanwhile: the caller reads the state again,
-    /// and decides again.
+    /// Carries out the write of `step`. A step without a write has no effect, and neither has
+    /// [`TakeoverStep::RemoveFinalizers`], which [`Self::remove_finalizers`] carries out. Succeeds
+    /// without a write if another client has changed the object meanwhile: the caller reads the
+    /// state again, and decides again.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
             TakeoverStep::KeepCrd(name) => self.set_keep_policy(name).await,

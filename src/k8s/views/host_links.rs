@@ -32,7 +32,7 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<HostNetworkConfig>)
         ObjectEvent::Listed(config) | ObjectEvent::Changed(config) => {
             set(&config.name_any(), Some(made(&config)));
         }
-        // A HostNetworkConfig that cannot be parsed counts as one that gives no node a link.
+        // A HostNetworkConfig that cannot be parsed counts as one that does not exist.
         ObjectEvent::Unreadable(meta) => set(&key(&meta), None),
         ObjectEvent::Gone(name, _) => set(&name, None),
         ObjectEvent::Complete => at.done(ViewPart::HostLinks),

@@ -29,14 +29,15 @@ impl Views {
         lock(&self.index.infrastructure).is_node(address)
     }
 
-    /// Networks whose addresses every pool holds back, each with the object that reserves the
-    /// network.
+    /// Networks whose addresses pools hold back, each with the object that reserves the network.
+    /// Pools on a tagged VLAN do not hold back the networks of pods and Services.
     pub fn held_back(&self) -> HeldBack {
         lock(&self.index.infrastructure).held_back()
     }
 
     /// Replaces the networks that `object` reserves. Enqueues the LoadBalancers that depend on an
-    /// added or removed network.
+    /// added or removed network. If pools hold back such networks of `object`, also reports
+    /// [`ChangeEvent::Networks`].
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = lock(&self.index.infrastructure).set(object, networks);
         if changed.is_empty() {

@@ -54,7 +54,8 @@ pub struct AgentNetwork {
     pub name: String,
     /// Agent that the network is to have, and the party that creates this agent.
     pub agent: dhcp_lease::WantedAgent,
-    /// DHCP settings of the network, from its annotations.
+    /// DHCP settings of the network, from its annotations, from its label for the cluster network,
+    /// and from its CNI configuration.
     pub declaration: DhcpDeclaration,
     /// State of the agent in the network's annotation. Empty: there is no such annotation.
     pub status: String,
@@ -67,7 +68,8 @@ pub struct AgentNetwork {
 
 impl Views {
     /// Whether the first lists are complete for all kinds that leased addresses depend on. A kind
-    /// that can never be listed counts as listed.
+    /// that the cluster does not serve counts as listed. DHCPLeases and Leases also count as listed
+    /// if the right to list them is missing.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
     }
@@ -157,8 +159,8 @@ impl Views {
         self.records.get(&ObjectRef::new(name).within(namespace))
     }
 
-    /// Whether an agent serves the network. An agent serves its network from each renewal of its
-    /// Lease until the duration of the Lease has passed.
+    /// Whether an agent serves the network: an agent holds the network's Lease, and the Lease's
+    /// duration has not passed since this process last observed a change of the Lease.
     pub fn agent_serves(&self, network: &str) -> bool {
         self.agent_of(network).is_some()
     }

@@ -37,7 +37,8 @@ impl Views {
         lock(&self.index.uids).get(uid).copied().unwrap_or_default()
     }
 
-    /// Whether the view has a LoadBalancer with this UID.
+    /// Whether a LoadBalancer with this UID exists, as far as observed: in the view, or as an
+    /// object that cannot be read.
     pub(super) fn has_uid(&self, uid: &str) -> bool {
         lock(&self.index.uids).contains_key(uid)
     }
@@ -58,8 +59,8 @@ pub(super) fn known(views: &Views) -> HashSet<String> {
     all
 }
 
-/// Applies an event of a LoadBalancer to the view, and enqueues the LoadBalancer or reports it as
-/// gone. A list enqueues all LoadBalancers at its end.
+/// Applies an event of a LoadBalancer to the view. Enqueues a changed LoadBalancer, and reports a
+/// deleted one as gone. A list enqueues all LoadBalancers at its end.
 pub(super) fn apply(
     at: &InformerContext,
     writer: &mut StoreWriter<LoadBalancer>,
@@ -83,7 +84,7 @@ pub(super) fn apply(
             let (name, uid) = (key(&meta), meta.uid.unwrap_or_default());
             // The LoadBalancer exists, so the end of its Service does not free its address.
             lock(&views.index.uids).entry(uid.clone()).or_default();
-            // A list that does not contain the LoadBalancer reports its end only if it is known.
+            // A list reports the end of a missing LoadBalancer only if `known` has its name.
             if known_uid(views, &name).is_none() {
                 lock(&views.index.unreadable_lbs).insert(name, uid);
             }

@@ -85,7 +85,7 @@ enum ViewPart {
     /// are read one pool at a time.
     PoolSpecs = 16384,
     HostLinks = 32768,
-    /// VirtualMachines that show the removal of a guest cluster.
+    /// VirtualMachines that are nodes of guest clusters, and may show the removal of their cluster.
     Machines = 65536,
 }
 
@@ -171,9 +171,10 @@ struct InformerContext {
 }
 
 impl InformerContext {
-    /// Records that the first list of `part` is complete. If leased addresses depend on the part,
-    /// enqueues the LoadBalancers that may have a leased address. If the part is the VMs, also
-    /// enqueues the LoadBalancers whose pool depends on them.
+    /// Records that the first list of `part` is complete. A later call for the same part has no
+    /// effect. If leased addresses depend on the part, enqueues the LoadBalancers that may have a
+    /// leased address. If the part is the VMs, also enqueues the LoadBalancers that take an address
+    /// from a pool and whose network the VMs determine.
     fn done(&self, part: ViewPart) {
         let is_news = self.views.synced.send_if_modified(|parts| {
             let before = *parts;
@@ -290,8 +291,9 @@ impl Views {
         LbSurroundings { project: self.project_of(namespace), vm_network, service }
     }
 
-    /// Addresses of the Service that the LoadBalancer owns. A guest load balancer has such a Service
-    /// only after a change of its type, so an incomplete list is enough for it.
+    /// Addresses of the Service that the LoadBalancer owns. [`AnnouncedAddresses::Unknown`] for a
+    /// vm LoadBalancer until Services are listed. A guest load balancer has such a Service only
+    /// after a change of its type, so an incomplete list is enough for it.
     pub fn service_addresses(&self, lb: &LoadBalancer) -> AnnouncedAddresses {
         if !facts::is_guest(lb) && !self.is_listed(ViewPart::Services) {
             return AnnouncedAddresses::Unknown;
@@ -316,7 +318,8 @@ impl Views {
         Some(NoAddressReason::ClusterRemoved { cluster, vm: format!("{namespace}/{vm}") })
     }
 
-    /// Whether the namespace exists. `None`: the namespaces were not listed yet.
+    /// Whether the namespace exists. `None`: the view does not have the namespace, and namespaces
+    /// were not listed yet.
     pub fn has_namespace(&self, namespace: &str) -> Option<bool> {
         let found = lock(&self.index.projects).contains_key(namespace);
         (found || self.is_listed(ViewPart::Namespaces)).then_some(found)
@@ -349,7 +352,8 @@ impl Views {
         lock(&self.index.networks).get(network)?.range
     }
 
-    /// Whether the network exists. `None`: the networks were not listed yet.
+    /// Whether the network exists. `None`: the view does not have the network, and networks were
+    /// not listed yet.
     pub fn has_network(&self, network: &str) -> Option<bool> {
         let found = lock(&self.index.networks).get(network).is_some();
         (found || self.is_listed(ViewPart::Networks)).then_some(found)

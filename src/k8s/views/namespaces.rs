@@ -21,7 +21,8 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 /// Applies an event of a namespace to the view. Enqueues the LoadBalancers in the namespace if its
-/// project has changed, because other pools may serve these LoadBalancers now.
+/// project has changed, or if a list no longer contains it, because other pools may serve these
+/// LoadBalancers now.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NamespaceMetadata>) {
     let views = &at.views;
     match event {

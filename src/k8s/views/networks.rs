@@ -85,7 +85,7 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDe
         ObjectEvent::Refused(status) if is_unserved(&status) => {
             let is_news = !views.is_listed(ViewPart::Networks);
             at.done(ViewPart::Networks);
-            // Until now, each network could be the network of any other, so some pools waited.
+            // Until now, any two networks could be on one segment, so some pools waited.
             if is_news {
                 views.notify(ChangeEvent::Networks);
             }
@@ -143,7 +143,8 @@ pub(super) struct NetworkFacts {
     pub(super) vlan: u16,
     /// Address range of the network. `None`: the range is not known.
     pub(super) range: Option<NetworkRange>,
-    /// DHCP settings of the network, from its annotations.
+    /// DHCP settings of the network, from its annotations, from its label for the cluster network,
+    /// and from its CNI configuration.
     pub(super) declaration: DhcpDeclaration,
     /// State of the agent in the network's annotation. Empty: there is no such annotation.
     pub(super) status: String,

@@ -24,7 +24,8 @@ pub enum ChangeEvent {
     LoadBalancer(ObjectRef<LoadBalancer>),
     /// A LoadBalancer was deleted.
     Gone(Owner),
-    /// A pool was created or changed. Field 0: the pool's name. Field 1: its resourceVersion.
+    /// A pool was listed, created or changed. Field 0: the pool's name. Field 1: its
+    /// resourceVersion.
     Pool(String, String),
     /// A pool was deleted.
     PoolGone(String),
@@ -59,7 +60,8 @@ impl Drop for ChangeSubscription {
 
 impl Views {
     /// Calls `handler` for each change that follows, until the returned subscription is dropped.
-    /// Replaces the handler of an earlier subscription.
+    /// Replaces the handler of an earlier subscription. Clears the times that
+    /// [`Self::take_touched`] returns.
     #[must_use]
     pub fn subscribe(
         &self,

@@ -1,5 +1,4 @@
-//! Checks an address that is leased by DHCP. The views show whether the address is in use
-//! elsewhere, or may not be used.
+//! Decides from the views whether an address that was leased by DHCP may be published.
 
 use kube::Resource;
 

@@ -149,7 +149,7 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 /// Applies an event of a pool to the view, and reports the change of the pool to the leader.
-/// Returns whether the next read of a spec may be another one than before the event.
+/// Returns whether [`read`] must look again for the next spec to read.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<PoolMetadata>) -> bool {
     let views = &at.views;
     match event {
@@ -225,7 +225,8 @@ async fn until(at: Option<Instant>) {
 }
 
 impl Views {
-    /// Facts of all pools in the view. A pool that was just created may be missing.
+    /// Facts of all pools in the view. A pool that does not fit its type is missing. A pool that
+    /// was just created may be missing.
     pub fn pools(&self) -> Vec<Arc<PoolFacts>> {
         let pools = lock(&self.index.pools);
         pools.0.values().filter_map(|pool| Some(pool.known.as_ref()?.facts.clone())).collect()

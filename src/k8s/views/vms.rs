@@ -74,8 +74,9 @@ pub(super) async fn watch_pods(at: InformerContext) {
 }
 
 /// Applies an event of a pod that runs a VM to the view, and enqueues the LoadBalancers that select
-/// the VM. No decision rests on pods before the first lists are complete. Then
-/// [`Views::notify_of_all`] enqueues all vm LoadBalancers.
+/// the VM. Enqueues none before [`Views::endpoints_synced`] is true, because no decision rests on
+/// pods until then. After these lists, the leader calls [`Views::notify_of_all`], which enqueues
+/// all vm LoadBalancers.
 pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
     let set = |key: &str, pod| {
         let (namespace, name) = split_key(key);

@@ -1,5 +1,5 @@
 //! Guarded writes of credentials: the objects that credentials are bound to, the Secrets that
-//! consumers read, and the TokenRotations.
+//! consumers read, and the TokenRotations. Also restarts the workloads that use a credential.
 //!
 //! Invariant: an answer that holds a credential is not parsed by kube, because kube logs text that
 //! it cannot parse.

@@ -28,8 +28,8 @@ impl ApiWriter {
         self.count::<DHCPLease, _>(api.call_patch(&record.name_any(), patch).await)
     }
 
-    /// Applies the merge patch `patch` of an agent to the status of a record if `is_status` is true,
-    /// otherwise to its metadata. Returns the record's new resourceVersion.
+    /// Applies the merge patch `patch` of an agent to a record: to its status if `is_status` is
+    /// true, and otherwise to its metadata. Returns the record's new resourceVersion.
     pub async fn patch_record_of_agent(
         &self,
         namespace: &str,
