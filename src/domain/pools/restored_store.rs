@@ -25,8 +25,8 @@ pub enum RestoreOutcome {
     /// address for another LoadBalancer. The value is the `namespace/name` of the other
     /// LoadBalancer.
     Anothers(String),
-    /// The LoadBalancer exists, but with another address than before the restore. The value is the
-    /// present address. `None`: the LoadBalancer has no address.
+    /// The LoadBalancer exists, but publishes another claim than before the restore. The value is
+    /// the address of the present claim. `None`: the LoadBalancer publishes no claim.
     Moved(Option<IpAddr>),
     /// The LoadBalancer exists in the restored etcd, but did not exist just before the restore.
     Returned,

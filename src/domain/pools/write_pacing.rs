@@ -34,8 +34,8 @@ const BYTES_PER_SECOND: u32 = 1024 * 1024;
 /// pause.
 const BURST: Duration = Duration::from_secs(64);
 /// Longest time after a write for which the byte budget delays the next write. After this time,
-/// requests are written even if the budget is used up. The budget gives 4 MiB in this time, which
-/// is three ledgers of the largest size. If more of them change all the time, the average is above
+/// requests are written even if the budget is used up. The budget gives 4 MiB in this time: about
+/// three ledgers of the largest size. If more of them change all the time, the average is above
 /// `BYTES_PER_SECOND`: each is written once in this time.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 

@@ -12,8 +12,11 @@ use api::{SecretTarget, TokenRotation, WatchedCredential};
 pub struct ExpiringCredential {
     /// Time of the expiry, in seconds since the epoch.
     pub end: Seconds,
-    /// Kind and name of the object that contains the credential. For a Secret, the key in the
-    /// Secret follows, and then the user in the kubeconfig.
+    /// Place of the credential, as text:
+    ///
+    /// * in a Secret: the Secret, the key, and the user in the kubeconfig, if there is one;
+    /// * watched by a TokenRotation: the TokenRotation, and the user or the cloud credential;
+    /// * in a TokenRotation's target that is no Secret: the TokenRotation.
     pub place: String,
     /// Whether the report warns of the expiry, for one of these reasons:
     ///

@@ -46,9 +46,9 @@ pub struct Preview {
     pub unknown: Vec<String>,
 }
 
-/// Condition `Ready` that the operator would write into a LoadBalancer or a pool, without its times.
-/// The error is a text that says why the condition is not known, or why the operator would write
-/// none.
+/// Condition `Ready`, without its times, that the operator would write into a LoadBalancer or a
+/// pool. The error is a text that says why the condition is not known, or why the operator would
+/// write none.
 pub type PlannedReady = Result<Condition, &'static str>;
 
 /// Line of the plan about a LoadBalancer.
@@ -116,8 +116,8 @@ fn fields(patch: &Value) -> Vec<String> {
 
 /// Line of the plan about a LoadBalancer, and the planned write. `None` as the write: nothing would
 /// change. `outcome`: decision about the LoadBalancer's address. `report`: state of the
-/// LoadBalancer's VMs and Service; `None` for a guest load balancer. `now`: time of the plan (RFC
-/// 3339).
+/// LoadBalancer's VMs and Service; `None` for a guest load balancer, for one that gets no address,
+/// and if the state is not known. `now`: time of the plan (RFC 3339).
 pub fn load_balancer(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,

@@ -5,8 +5,8 @@
 //! stored before these limits existed, or objects under Harvester's own CRD, which has no limits.
 //! So every object is trimmed here first. Invariants of a trimmed object:
 //! * its size is at most 20 KiB, not counting the names of listeners and a bundle of certificates;
-//! * decisions from the trimmed object are the same as from the whole object, except for numbers in
-//!   messages.
+//! * decisions from the trimmed object are the same as from the whole object. Exceptions: numbers
+//!   in messages, and addresses after about the first 600 of `status.backendServers` ([`lists`]).
 
 use std::collections::BTreeMap;
 

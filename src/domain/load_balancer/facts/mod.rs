@@ -28,8 +28,8 @@ pub enum Project {
     In(String),
 }
 
-/// Facts about a LoadBalancer that are read from other objects: its Namespace, and the VMs of its
-/// guest cluster.
+/// Facts about a LoadBalancer that are read from other objects: its Namespace, its Service, and the
+/// VMs of its guest cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbSurroundings {
     /// Project of the LoadBalancer's namespace.
@@ -151,9 +151,9 @@ pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     annotated.or_else(|| guest_cluster(lb))
 }
 
-/// Whether a pool is to be chosen for the LoadBalancer by the network of its guest cluster's VMs.
-/// `false`: the VMs do not determine the LoadBalancer's network, the LoadBalancer takes no address
-/// from pools or names its pool, or its status publishes a claim.
+/// Whether the LoadBalancer still needs a pool, and the network of its guest cluster's VMs
+/// determines which one. `false`: the VMs do not determine the LoadBalancer's network, the
+/// LoadBalancer takes no address from pools or names its pool, or its status publishes a claim.
 pub fn needs_vms_for_pool(lb: &LoadBalancer) -> bool {
     let is_undecided = wants_pool(lb) && named_pool(lb).is_none() && published(lb).is_none();
     is_undecided && asks_vms_for_network(lb).is_some()
@@ -176,8 +176,8 @@ pub fn is_guest(lb: &LoadBalancer) -> bool {
     lb.spec.workload_type.unwrap_or_default() == WorkloadType::Cluster
 }
 
-/// Claim that the LoadBalancer's status publishes. `None`: the status has no address, or an address
-/// that was leased by DHCP.
+/// Claim that the LoadBalancer's status publishes. `None`: the status has no address, an invalid
+/// one, or one that was leased by DHCP.
 pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
@@ -195,8 +195,9 @@ pub fn is_in_ledger(lb: &LoadBalancer) -> bool {
     published(lb).is_some() || (waits && !has_address(lb))
 }
 
-/// Address that the host leased for the LoadBalancer, from the LoadBalancer's status. `None`: the
-/// status has no address, the address is from a pool, or the announcer leases the address.
+/// Address that the host leased for the LoadBalancer, from the LoadBalancer's status. `None`:
+/// `spec.ipam` is not `dhcp`, the status has no valid address, the address is from a pool, or the
+/// announcer leases the address.
 pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {
@@ -205,8 +206,9 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     allocated_ip(lb).filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
 }
 
-/// Whether `status.backendServers` of the LoadBalancer has this address. Only the operator writes
-/// this list: admission refuses the changes of other clients.
+/// Whether `status.backendServers` of the LoadBalancer has this address. Of a list that was cut for
+/// memory, only the first addresses are known ([`bounds::lists`]). Only the operator writes this
+/// list: admission refuses the changes of other clients.
 pub fn lists_backend(lb: &LoadBalancer, address: IpAddr) -> bool {
     let stored = lb.status.as_ref().and_then(|status| status.backend_servers.as_deref());
     bounds::lists(stored.unwrap_or_default(), &address.to_string())

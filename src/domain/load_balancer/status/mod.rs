@@ -27,7 +27,8 @@ pub use moving::{keep_old_address, keep_while_served, may_lead_to, moves_from};
 /// reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressOutcome {
-    /// The address comes from a pool. The value is the answer of the pools' ledgers.
+    /// The address comes from a pool. The value is the answer of the pools' ledgers. If the
+    /// reconcile itself refuses an address, the value is `Waiting` with the reason.
     Pool(ClaimResult),
     /// The announcer leases the address by DHCP. The text is the reason why the announcer leases
     /// the address and the host does not. `None`: an earlier reconcile decided this, and stored the
@@ -56,8 +57,9 @@ impl AddressOutcome {
 }
 
 /// Merge patch that writes the `outcome` into the LoadBalancer. `None`: nothing changes. `report`:
-/// state of a vm LoadBalancer's Service and VMs; `None` for type cluster, and before the Service
-/// exists. `now`: an RFC 3339 time.
+/// state of a vm LoadBalancer's Service and VMs; `None` for type cluster, before the operator may
+/// create the Service ([`may_serve`]), and after the Service of a lost address is deleted. `now`:
+/// an RFC 3339 time.
 pub fn patch(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,
@@ -212,10 +214,12 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
 /// is the present value. Returns `None` if the value stays.
 /// * Type vm: if the LoadBalancer has lost its address, the value is removed, because no Service
 ///   announces the address.
-/// * Type cluster: the guest writes the value, after it announces the address. Before that, the
-///   operator sets the allocated address, or `0.0.0.0` if the announcer leases the address. Reason:
-///   the guest's cloud provider treats a LoadBalancer with an empty address as one that does not
-///   exist. So a guest that failed before its own write would never delete that LoadBalancer.
+/// * Type cluster: the guest writes the value, after it announces the address. The operator writes
+///   only if the value is empty or equals the allocated address of the present status. If so, it
+///   sets the new allocated address, or `0.0.0.0` if the announcer leases the address. If there is
+///   no new address, it removes the value. Reason for the write before the guest's own: the guest's
+///   cloud provider treats a LoadBalancer with an empty address as one that does not exist. So a
+///   guest that failed before its own write would never delete that LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,

@@ -39,8 +39,8 @@ pub fn keep_old_address(old: Claim) -> AddressOutcome {
     })
 }
 
-/// Outcome of a LoadBalancer whose `spec.ipam` was changed to `dhcp`, while a finalizer delays the
-/// end of the Service that asks for the claimed address: the claim stays published. `None`: the
+/// Outcome that keeps the claim published after `spec.ipam` was changed to `dhcp`, while a
+/// finalizer delays the deletion of the Service that asks for the claimed address. `None`: the
 /// status publishes no claim, or the LoadBalancer is of type cluster now, so that its new address
 /// does not depend on the Service.
 pub fn keep_while_served(lb: &LoadBalancer) -> Option<AddressOutcome> {

@@ -4,7 +4,8 @@
 //! ([`super::reserved`]). The place is known in two cases:
 //! * the LoadBalancer is of type cluster, and its network is known. The guest announces the address
 //!   on that network, whatever the network of the pool was;
-//! * the pool was deleted in this term of leadership, so the allocator remembers its network.
+//! * the pool was not global, and was deleted in this term of leadership, so the allocator
+//!   remembers its network.
 //!
 //! In any other case, no stored object proves the network. The address is then reserved on every
 //! segment.
@@ -27,7 +28,7 @@ pub(super) struct DeletedPool {
 
 impl PoolAllocator {
     /// Removes a deleted pool. LoadBalancers continue to publish the addresses that they hold in
-    /// this pool, and no other pool gives out these addresses where they are announced.
+    /// this pool, and no pool gives these addresses to other LoadBalancers.
     pub fn remove_pool(&mut self, name: &str) {
         let Some(pool) = self.take_out(name) else { return };
         self.overlaps.moved();
@@ -40,8 +41,8 @@ impl PoolAllocator {
     }
 
     /// Segments where the LoadBalancer's address is, or may be, announced, if the pool `pool` gave
-    /// the address out and was deleted. [`Segment::Unlisted`] if the place is not known, or the
-    /// pool was global.
+    /// the address out and was deleted. If the place is not known, [`Segment::Unlisted`] is among
+    /// them.
     pub(super) fn announced_after_deletion(&self, facts: &LbFacts, pool: &str) -> Vec<Segment> {
         let deleted = self.deleted.get(pool).filter(|deleted| !deleted.selector.is_global());
         let segment = deleted.map_or(Segment::Unlisted, |deleted| deleted.segment.clone());

@@ -9,17 +9,20 @@
 //! Invariants:
 //! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool. In
 //!   that case, the new address is claimed first. The old address is released only when a fresh
-//!   read from the API server shows that the new address is published;
+//!   read from the API server shows that the new address is published. Exception: if two
+//!   LoadBalancers have one address, one of them may lose it when a stored pool is read
+//!   ([`restore`]), or when a term of leadership begins ([`reserved`]);
 //! * waiters are served oldest first, and before every later request;
 //! * no pool gives out an address in these cases:
 //!   * another pool holds the address on the same network ([`overlap`]);
 //!   * a LoadBalancer publishes the address on that network, and no ledger records it there
 //!     ([`reserved`]). If the pool of that LoadBalancer was deleted, this holds on every network;
-//!   * the cluster itself uses the address;
+//!   * the cluster itself uses the address. Exception: pools on a tagged VLAN give out addresses of
+//!     the networks of pods and Services;
 //! * a name keeps its address across restores: a LoadBalancer that is created again under its name
-//!   gets the former address of the name, unless a LoadBalancer of another name has it. The former
-//!   address is known from a claim, from the ledger's history of former owners, or from an
-//!   annotation of the LoadBalancer.
+//!   gets the former address of the name, if the pool may still give it out and no LoadBalancer of
+//!   another name has it. The former address is known from a claim, from the ledger's history of
+//!   former owners, or from an annotation of the LoadBalancer.
 
 mod confirmed;
 mod deleted;
@@ -51,12 +54,12 @@ pub use restore::{LedgerRepair, LoadBalancerEntry, LoadBalancerIndex, PoolSeen};
 pub struct AllocatorPool {
     /// Creation time of the pool, in seconds since the epoch.
     pub created: i64,
-    /// Network segment where the pool's addresses are announced.
+    /// Segment of the network in the pool's selector.
     pub segment: Segment,
     /// Selector of the LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Conflict that stops the pool from giving out new addresses. [`PoolAllocator`] updates this
-    /// field after each change of pools. `None`: no conflict.
+    /// Conflict that stops the pool from giving out new addresses. After a change of pools,
+    /// [`PoolAllocator`] updates this field before it gives out an address. `None`: no conflict.
     pub conflict: Option<PoolConflict>,
     /// Fault in the pool's ranges. A pool with a fault retains its claims and gives out no address.
     /// `None`: the ranges are valid.
@@ -64,7 +67,8 @@ pub struct AllocatorPool {
     /// Whether the pool is being deleted. If so, it gives out no address.
     pub deleting: bool,
     /// Networks that the cluster itself uses and that overlap the pool's ranges, each with the
-    /// object that uses the network. The pool gives out no address of these networks.
+    /// object that uses the network. The pool gives out no address of these networks. For a pool on
+    /// a tagged VLAN, the networks of pods and Services are left out.
     pub infrastructure: HeldBack,
     /// Claims of the pool's addresses.
     pub ledger: Ledger,
@@ -241,8 +245,9 @@ impl PoolAllocator {
     }
 
     /// Returns the claim that the LoadBalancer should have: a claim in the pool that it names. If
-    /// it names no pool: `current` (its present claim), else a claim in the best pool. Makes the
-    /// claim if there is none yet. The error says why the claim cannot be made.
+    /// it names no pool: `current` (its present claim), else a claim in the best pool that has an
+    /// address for it. Makes the claim if there is none yet. The error says why the claim cannot be
+    /// made.
     fn find_or_make_claim(
         &mut self,
         facts: &LbFacts,
@@ -279,8 +284,10 @@ impl PoolAllocator {
         })
     }
 
-    /// Reason why the pool `named` has no address for the LoadBalancer, whose Service may have an
-    /// address of this pool's ranges already, from another pool.
+    /// Reason why the pool `named` has no address for the LoadBalancer.
+    /// [`NoAddressReason::OwnAddress`] if a vm LoadBalancer publishes an address from another pool,
+    /// and the address is also in the ranges of `named` and not claimed there: a Service cannot
+    /// move to the address that it has. Else [`NoAddressReason::Full`].
     fn why_full(&self, named: &str, facts: &LbFacts) -> NoAddressReason {
         let pool = named.to_owned();
         let is_unclaimed = |ip: IpAddr| {

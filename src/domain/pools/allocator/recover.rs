@@ -18,7 +18,7 @@ impl PoolAllocator {
             return None;
         }
         // An earlier `spec.ipPool` may have named another pool. The LoadBalancer's claims in that
-        // pool are released.
+        // pool are released, except claims whose address its Service may still use.
         self.release_claims(&facts.owner.uid, |other| facts.may_use(other, claim));
         let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
@@ -31,8 +31,7 @@ impl PoolAllocator {
     /// * the claim was published at the start of this replica's term of leadership, or a ledger
     ///   recorded it until the pool was removed;
     /// * the address has no other owner, is reserved for no other LoadBalancer and is not the
-    ///   gateway of a pool. Besides, the LoadBalancer is admitted by each pool whose ranges include
-    ///   the address.
+    ///   gateway of a pool, and each pool whose ranges include the address admits the LoadBalancer.
     pub(super) fn claim_of_deleted_pool<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);

@@ -11,7 +11,7 @@ impl PoolAllocator {
     }
 
     /// Whether the allocator does not know the owner with this UID ([`Self::knows`]), and no pool
-    /// must be written. Then [`Self::release`] would change nothing.
+    /// must be written. If so, [`Self::release`] changes nothing.
     pub fn has_nothing_to_release(&self, uid: &str) -> bool {
         !self.knows(uid) && self.touched.is_empty()
     }
@@ -33,8 +33,8 @@ impl PoolAllocator {
         self.release_claims(&owner.uid, |_| false)
     }
 
-    /// Releases the claims and reservations of the LoadBalancer that it does not use beside the
-    /// claim `current`.
+    /// Releases the LoadBalancer's claims and reservations, except the claim `current` and those
+    /// whose address the LoadBalancer's Service may still use.
     pub(super) fn release_unused(&mut self, facts: &LbFacts, current: &Claim) {
         let keeps = |claim: &Claim| claim == current || facts.may_use(claim, current);
         self.release_claims(&facts.owner.uid, keeps);

@@ -1,5 +1,5 @@
-//! Pairs of pools that may be in conflict. So that a change of one pool among thousands does not
-//! compare each two of them.
+//! Search for the pairs of pools that may be in conflict. Only these pairs are compared. So if one
+//! pool among thousands changes, not every pool is compared with every other pool.
 
 use std::net::IpAddr;
 
@@ -8,8 +8,8 @@ use super::PoolContender;
 /// First and last of a pool's addresses. `None`: the pool has no address.
 pub type AddressSpan = Option<(IpAddr, IpAddr)>;
 
-/// Calls `compare` once for each two spans that have an address in common. The arguments are the
-/// indexes of the two spans, in any order.
+/// Calls `compare` once for each pair of spans that have an address in common. The arguments are
+/// the indexes of the two spans, in any order.
 pub fn each_meeting(spans: &[AddressSpan], mut compare: impl FnMut(usize, usize)) {
     let indexed = spans.iter().enumerate();
     let mut by_first: Vec<(IpAddr, IpAddr, usize)> = indexed
@@ -26,9 +26,9 @@ pub fn each_meeting(spans: &[AddressSpan], mut compare: impl FnMut(usize, usize)
     }
 }
 
-/// Calls `compare` once for each two pools that may compete for a LoadBalancer: both are global, or
-/// both have a scope, the same network name and the same priority. The arguments are the indexes of
-/// the two pools, the lower one first.
+/// Calls `compare` once for each pair of pools that may compete for a LoadBalancer. Either both are
+/// global, or neither is global and both have a scope, the same network name and the same priority.
+/// The arguments are the indexes of the two pools, the lower one first.
 pub(super) fn each_rivalry(pools: &[PoolContender<'_>], mut compare: impl FnMut(usize, usize)) {
     let order = |place: &usize| {
         let selector = pools[*place].selector;

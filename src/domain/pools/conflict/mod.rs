@@ -3,18 +3,19 @@
 //! Admission and the ledger task apply the same rules, so that both find the same conflicts:
 //! * **Ranges.** Two pools must not give out one address on one network. A network is a layer-2
 //!   segment, so two NetworkAttachmentDefinitions of one bridge and VLAN are one network. A network
-//!   whose bridge and VLAN are unknown is identified by its name. A pool that names no network is
-//!   on the nodes' own network, and so is a pool on the untagged network of the management bridge.
+//!   whose bridge and VLAN are unknown is identified by its name. Until all networks are listed,
+//!   such a network counts as every network. A pool that names no network is on the nodes' own
+//!   network, and so is a pool on the untagged network of the management bridge.
 //!   Pools on isolated networks may have the same range. A global pool serves every network, so its
 //!   ranges must differ from those of all other pools.
 //! * **One global pool.** There is at most one.
 //! * **Order.** A LoadBalancer that names no pool is served by a pool with the LoadBalancer's
 //!   network name, or by the global pool. So only pools with the same network name compete for a
-//!   LoadBalancer. Two such pools that both have a scope must have different priorities. Both may
-//!   also have the priority 0, but then their scopes must not overlap.
+//!   LoadBalancer. Two such pools must have different priorities if both have a scope and neither
+//!   is global. Both may also have the priority 0, but then their scopes must not overlap.
 //!
 //! Of two pools in conflict, the older pool has precedence; at equal age, the pool whose name sorts
-//! first. The younger pool gives out no new address. This is so even while the older pool gives out
+//! first. The younger pool gives out no new address, even while the older pool itself gives out
 //! none because of a third pool. So the deletion of a pool never makes another pool stop giving out
 //! addresses. A pool that is being deleted, or whose ranges are invalid, gives out nothing and
 //! causes no conflict.
@@ -59,7 +60,7 @@ pub struct PoolContender<'a> {
     /// Whether the pool gives out addresses when it has no conflict. `false`: the pool is being
     /// deleted, or its ranges are invalid.
     pub serves: bool,
-    /// Segment where the pool's addresses are announced. Not used for a global pool.
+    /// Segment of the network in the pool's selector. Not used for a global pool.
     pub segment: &'a Segment,
     /// Selector of the LoadBalancers that the pool serves.
     pub selector: &'a PoolSelector,
@@ -116,7 +117,7 @@ impl PoolFacts {
         Self { deleting: meta.deletion_timestamp.is_some(), ..Self::new(name, created, spec) }
     }
 
-    /// Facts of the pool `name`, from its spec, as if it is not being deleted. `created`: creation
+    /// Facts of the pool `name`, which is not being deleted, from its spec. `created`: creation
     /// time in seconds since the epoch.
     pub fn new(name: &str, created: i64, spec: &IPPoolSpec) -> Self {
         Self {
@@ -192,7 +193,7 @@ impl PoolContender<'_> {
         match (self.selector.is_global(), other.selector.is_global()) {
             (true, true) => contests.push(ConflictCause::Global),
             (false, false) => contests.extend(order(self.selector, other.selector)),
-            // No conflict: the global pool is used only when no other pool fits.
+            // No conflict: the global pool is tried only after all other pools that fit.
             _ => {}
         }
         contests
@@ -292,7 +293,7 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
 }
 
 /// Conflict over the order of two pools. Precondition: neither pool is global. If both have a
-/// scope, the same network name and the same priority, only their names would decide which of them
+/// scope, the same network name and the same priority, their names alone could decide which of them
 /// serves a LoadBalancer. This is a conflict if the priority is not 0, or if the scopes overlap.
 /// `None`: no conflict.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {

@@ -2,9 +2,9 @@
 //!
 //! Invariants: intervals are non-empty and disjoint. Between two intervals of one stretch of the
 //! pool, there is at least one address that is not free. So after `n` addresses were given out, the
-//! number of intervals is at most the number of stretches plus `n`. Every operation is O(log i) for
-//! `i` intervals, and a set of 2^64 addresses costs one entry. IPv4 sorts before IPv6, and no
-//! interval contains both.
+//! number of intervals is at most the number of stretches plus `n`. Every operation on one address
+//! is O(log i) for `i` intervals. An interval costs one entry, even if it has 2^64 addresses. IPv4
+//! sorts before IPv6, and no interval contains both.
 //!
 //! `RangeInclusiveSet` of the crate `rangemap` has such intervals too, but does not count the
 //! addresses in them. A pool's status contains this count.

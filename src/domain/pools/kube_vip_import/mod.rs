@@ -6,7 +6,8 @@
 //! reported, and the others are imported.
 //!
 //! A range has no subnet in the ConfigMap. The import gives it the smallest subnet in which both
-//! ends are hosts and the gateway is outside the range. Harvester's Go controller took the smallest
+//! ends are hosts and the gateway is outside the range. If there is no such subnet, a note names
+//! the addresses of the range that are not given out. Harvester's Go controller took the smallest
 //! subnet that contains both ends. In that subnet, the first address of the range was often the
 //! network address or the gateway, so it was never given out.
 //!
@@ -214,8 +215,8 @@ impl ImportPlan {
     }
 
     /// Finds the addresses of the planned pools that are in use. If a LoadBalancer uses an address,
-    /// records it as the LoadBalancer's former address. If any other Service uses an address,
-    /// excludes the address from its range. `services`: value of the key [`SERVICES`].
+    /// records it as the LoadBalancer's former address. If any other Service uses an address of a
+    /// new pool, excludes the address from its range. `services`: value of the key [`SERVICES`].
     fn in_use(&mut self, services: Option<&String>, known: &ImportFacts) {
         let mut users: BTreeMap<IpAddr, String> = BTreeMap::new();
         match services.map(|text| serde_json::from_str::<AnnouncedServices>(text)) {

@@ -11,8 +11,8 @@
 //!   is not free afterwards;
 //! * the history of former owners is a hint: it makes no claim fail, and no address unavailable.
 //!
-//! Only [`super::allocator`] changes a ledger. Every operation is O(log n) in the number of claims,
-//! unless its comment says otherwise.
+//! Only [`super::allocator`] changes a ledger. Every operation on one address is O(log n) in the
+//! number of claims, unless its comment says otherwise.
 
 mod fitness;
 
@@ -40,7 +40,7 @@ pub const HISTORY_LENGTH: usize = 128;
 /// Reason why a pool gives a LoadBalancer no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoAddress {
-    /// Every address is in use.
+    /// No address can be given: each one is claimed, held back, or not fit for the LoadBalancer.
     Full,
     /// The ledger would become larger than [`LEDGER_BYTES`].
     LedgerFull,
@@ -325,7 +325,8 @@ impl Ledger {
         Some(owner)
     }
 
-    /// Drops the oldest former owners until the ledger has at most [`LEDGER_BYTES`].
+    /// Drops the oldest former owners until the ledger has at most [`LEDGER_BYTES`], or no former
+    /// owner is left.
     fn limit_bytes(&mut self) {
         while self.bytes() > LEDGER_BYTES
             && let Some((_, ip)) = self.history.by_age.first_key_value()
@@ -334,8 +335,9 @@ impl Ledger {
         }
     }
 
-    /// Address with the longest text in the pool: an IPv6 address if the pool has one. A claim's
-    /// bytes are checked with this address, because the claim's own address is chosen later.
+    /// Address of the family with the longer texts ([`ip_bytes`]): IPv6, unless the pool has only
+    /// IPv4 addresses. A claim's bytes are checked with this address, because the claim's own
+    /// address is chosen later.
     fn widest(&self) -> IpAddr {
         self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
     }

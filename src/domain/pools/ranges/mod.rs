@@ -6,10 +6,10 @@
 //!
 //! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host, end is
 //! the last host, and the gateway is the address after the network address. The gateway is never
-//! given out. A single address (/32, /128) has no gateway. /31 and /127 have two hosts (RFC 3021,
-//! RFC 6164). IPv6 has no broadcast address. If the start of a range is above its end, the two are
-//! exchanged, as in Harvester's allocator; [`reversed`] finds such ranges, so that admission can
-//! refuse new ones.
+//! given out. A single address (/32, /128) has no default gateway. /31 and /127 have two hosts
+//! (RFC 3021, RFC 6164). IPv6 has no broadcast address. If the start of a range is above its end,
+//! the two are exchanged, as in Harvester's allocator; [`reversed`] finds such ranges, so that
+//! admission can refuse new ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -133,7 +133,7 @@ impl PoolRanges {
             });
             let last = IpNet::from(stretch.last);
             // The map is sorted by address, then by length. So the range `first..=last` contains
-            // all networks that begin within the stretch.
+            // all networks that begin within the stretch and are not among `around`.
             found.extend(
                 around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())),
             );
@@ -347,9 +347,9 @@ fn parse_excludes(
         .collect()
 }
 
-/// First block that overlaps `first..=last`, of the blocks with addresses that no host can have.
-/// Returns the block and its kind. `None`: there is no such block. Source: IANA special-purpose
-/// registries; RFC 6890, RFC 5771, RFC 4291.
+/// First block of addresses that no host can have and that overlaps `first..=last`. Returns the
+/// block and its kind. `None`: there is no such block. Source: IANA special-purpose registries;
+/// RFC 6890, RFC 5771, RFC 4291.
 fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
     const BLOCKS: [(&str, &str); 7] = [
         ("0.0.0.0/8", "\"this network\""),

@@ -69,7 +69,7 @@ pub enum PoolFit {
     /// The pool's network and scope match the LoadBalancer only because a blank project or guest
     /// cluster in the scope admits any value.
     Loose,
-    /// The global pool, which serves LoadBalancers that no other pool fits.
+    /// The global pool. All other pools that fit are tried first.
     Global,
 }
 
@@ -119,12 +119,13 @@ impl PoolSelector {
         &self.network
     }
 
-    /// Priority of the pool. The pool with the highest priority is chosen first.
+    /// Priority of the pool. Of the pools with equal [`PoolFit`], the one with the highest priority
+    /// is tried first.
     pub fn priority(&self) -> i64 {
         self.priority
     }
 
-    /// Whether the pool is the global pool, which serves LoadBalancers that no other pool fits.
+    /// Whether the pool is the global pool, which fits every LoadBalancer and is tried last.
     pub fn is_global(&self) -> bool {
         self.global
     }

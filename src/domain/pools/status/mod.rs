@@ -17,8 +17,8 @@ pub fn manual_release_refused(reason: &str, message: String) -> Condition {
     }
 }
 
-/// Condition `CRDReplaced` of a pool: another client has overwritten the operator's spec of
-/// IPPool's CRD.
+/// Condition `CRDReplaced` of a pool: another form has replaced the operator's form of IPPool's
+/// CRD.
 fn crd_replaced() -> Condition {
     Condition {
         type_: CRD_REPLACED.to_owned(),
@@ -45,9 +45,10 @@ pub fn pool_ready(pool: &AllocatorPool) -> Condition {
 }
 
 /// The status that a pool should have. `conditions`: the present conditions. `notice`: the
-/// condition about a refused manual release, if any. `crd_is_replaced`: whether another client has
-/// overwritten the spec of IPPool's CRD; `None`: not known, so the present condition stays.
-/// `generation`: the spec's generation, for `observedGeneration`. `now`: an RFC 3339 time.
+/// condition about a refused manual release; `None` removes a present one. `crd_is_replaced`:
+/// whether another form has replaced the operator's form of IPPool's CRD; `None`: not known, so the
+/// present condition stays. `generation`: the spec's generation, for `observedGeneration`. `now`:
+/// an RFC 3339 time.
 pub fn pool_status(
     pool: &AllocatorPool,
     conditions: &[Condition],

@@ -7,8 +7,8 @@
 //!   the same network, or that is reserved on that network ([`super::reserved`]). It does not
 //!   matter which pool is older, or whether one of them gives out no address because of a conflict.
 //!   The address is free again after its release;
-//! * a pool also holds back the addresses that the cluster itself uses, and those of the cluster's
-//!   networks;
+//! * a pool also holds back the addresses that the cluster itself uses, and those of the networks
+//!   of pods and Services. Exception: a pool on a tagged VLAN does not hold back these networks;
 //! * no rule here changes an existing claim: two claims of one address are reported, and both stay.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,8 +28,8 @@ use crate::{Claim, Owner};
 pub(super) struct PoolOverlaps {
     /// Whether pools changed since they were last compared.
     unsettled: bool,
-    /// Whether pools were added or removed, or networks have changed. If so, addresses may be
-    /// announced on other segments than before.
+    /// Whether pools were added or removed, or a pool's selector or networks have changed. If so,
+    /// addresses may be announced on other segments than before.
     moved: bool,
     /// Map from the name of a pool to the names of the overlapping pools. These are on the same
     /// network, and their ranges share addresses with the pool's ranges.
@@ -42,7 +42,7 @@ pub(super) struct PoolOverlaps {
     news: Vec<OverlapNews>,
 }
 
-/// An address that two LoadBalancers have on one network, from two pools.
+/// An address that two LoadBalancers have on one network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SharedAddress {
     /// The address.
@@ -53,7 +53,8 @@ pub struct SharedAddress {
 }
 
 impl SharedAddress {
-    /// `a` and `b`: the two pools and the owners.
+    /// Address that two owners have. `a` and `b`: the name of a pool, and the owner that has the
+    /// address from this pool.
     fn new(ip: IpAddr, a: (&str, &Owner), b: (&str, &Owner)) -> Self {
         let mut holders = [a, b].map(|(pool, owner)| (pool.to_owned(), owner.name.clone()));
         holders.sort();
@@ -148,8 +149,9 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether pools were added or removed, or networks have changed, since the last call of this
-    /// function. If so, the caller must observe every LoadBalancer ([`PoolAllocator::observe`]).
+    /// Whether pools were added or removed, or a pool's selector or networks have changed, since
+    /// the last call of this function. If so, the caller must observe every LoadBalancer
+    /// ([`PoolAllocator::observe`]).
     pub fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.overlaps.moved)
     }
@@ -159,7 +161,8 @@ impl PoolAllocator {
         std::mem::take(&mut self.overlaps.news)
     }
 
-    /// Number of addresses that two LoadBalancers hold on one network.
+    /// Number of addresses that two LoadBalancers hold on one network. If more than two hold an
+    /// address, each pair of them counts.
     pub fn shared(&self) -> usize {
         self.overlaps.shared.len()
     }
@@ -339,8 +342,8 @@ impl AllocatorPool {
         }
     }
 
-    /// First and last of the addresses that the pool gives out or has claimed. `None`: there are
-    /// none.
+    /// First and last of all addresses that are in the pool's ranges or claimed in its ledger.
+    /// `None`: there are none.
     fn span(&self) -> AddressSpan {
         let claims = self.ledger.claims();
         let claimed = claims.keys().next().copied().zip(claims.keys().next_back().copied());
@@ -356,8 +359,9 @@ impl AllocatorPool {
     }
 }
 
-/// Addresses that the pools `x` and `y` hold for different owners. Searches only the claims of `x`,
-/// so the caller calls this function in both orders. `a` and `b`: names of the two pools.
+/// Addresses that the pools `x` and `y` hold for different owners. Searches only the claims of `x`
+/// that are in the ranges of `y` or outside the ranges of `x`. So the caller calls this function in
+/// both orders. `a` and `b`: names of the two pools.
 fn shared_by(a: &str, x: &AllocatorPool, b: &str, y: &AllocatorPool) -> Vec<SharedAddress> {
     let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
     within

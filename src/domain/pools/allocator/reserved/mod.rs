@@ -40,12 +40,12 @@ pub struct Reservation {
 /// Reservations by LoadBalancer and by address, and expected addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reservations {
-    /// Map from a LoadBalancer's UID to its reservations: at most one for each address that the
+    /// Map from a LoadBalancer's UID to its reservations: at most one for each claim that the
     /// LoadBalancer holds or publishes.
     by_uid: HashMap<String, Vec<Reservation>>,
     /// Each reserved address, with the UID of a LoadBalancer for which the address is reserved.
     by_ip: BTreeSet<(IpAddr, String)>,
-    /// Map from the UID of each LoadBalancer without an address to its former claim, which the
+    /// Map from the UID of a LoadBalancer without an address to its former claim, which the
     /// LoadBalancer will request.
     former: HashMap<String, Claim>,
     /// Reverse of `former`: each claim, with the UID of a LoadBalancer that will request the claim.
@@ -127,13 +127,13 @@ impl Reservations {
 }
 
 impl Reservation {
-    /// Whether the reserved address is announced on the segment of the pool. A global pool is on
-    /// all segments.
+    /// Whether the reserved address is, or may be, announced on the segment of the pool. A global
+    /// pool is on all segments.
     pub(super) fn meets(&self, pool: &AllocatorPool) -> bool {
         pool.selector.is_global() || self.is_at(&pool.segment)
     }
 
-    /// Whether the addresses of both reservations are announced on one segment.
+    /// Whether the addresses of both reservations are, or may be, announced on one segment.
     pub(super) fn meets_reservation(&self, other: &Self) -> bool {
         other.segments.iter().any(|segment| self.is_at(segment))
     }
@@ -173,11 +173,11 @@ impl PoolAllocator {
         })
     }
 
-    /// Reserves the addresses that a LoadBalancer holds or publishes, and those of its claims whose
-    /// pool was deleted. If the LoadBalancer neither holds nor publishes an address, adds its
-    /// former address to the expected addresses. A published address without a claim is reserved
-    /// only if `claim_of_deleted_pool` returns it. After a pool was deleted, or a pool or a network
-    /// has moved to another segment, the caller must observe every LoadBalancer again.
+    /// Reserves the address of each claim of a LoadBalancer, and of each reserved claim whose pool
+    /// was deleted. A published address without a claim is reserved only if `claim_of_deleted_pool`
+    /// returns it. If the LoadBalancer neither has a claim nor publishes an address, adds its
+    /// former address to the expected addresses. When [`Self::take_moved`] returns `true`, the
+    /// caller must observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -216,7 +216,7 @@ impl PoolAllocator {
 
     /// Reserves the address of a claim for the LoadBalancer on each segment where the address is
     /// announced. Exception: the segment on which the ledger of the claim's pool protects the
-    /// address.
+    /// address. Removes the LoadBalancer's expected address.
     pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
         let owner = &facts.owner;
         self.reserved.expect(&owner.uid, None);
@@ -231,7 +231,7 @@ impl PoolAllocator {
     }
 
     /// Whether the claim is reserved for the LoadBalancer with this UID, on at least one segment,
-    /// and the LoadBalancer keeps the claim.
+    /// and the LoadBalancer need not withdraw the claim.
     pub(super) fn has_reserved(&self, uid: &str, claim: &Claim) -> bool {
         self.reserved.to_withdraw.get(uid) != Some(claim)
             && self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
@@ -266,6 +266,7 @@ impl PoolAllocator {
 
     /// Reserves the claims of a deleted pool, because their LoadBalancers continue to publish the
     /// addresses. The claims are reserved on every segment, until their LoadBalancers are observed.
+    /// Claims without a UID are left out.
     pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &AllocatorPool) {
         for (ip, owner) in pool.ledger.claims().iter().filter(|(_, owner)| !owner.uid.is_empty()) {
             let claim = Claim { pool: name.to_owned(), ip: *ip };
@@ -275,14 +276,16 @@ impl PoolAllocator {
         }
     }
 
-    /// Removes the reservations and the expected address of a deleted LoadBalancer.
+    /// Removes the reservations and the expected address of a LoadBalancer, and the mark of a claim
+    /// that it must withdraw.
     pub(super) fn forget(&mut self, uid: &str) {
         self.reserved.to_withdraw.remove(uid);
         self.unreserve_claims(uid, |_| false);
         self.reserved.expect(uid, None);
     }
 
-    /// Removes the reservations of a LoadBalancer for whose claims `keeps` returns `false`.
+    /// Removes the reservations of a LoadBalancer, except those of claims for which `keeps` returns
+    /// `true`.
     pub(super) fn unreserve_claims(&mut self, uid: &str, keeps: impl Fn(&Claim) -> bool) {
         let all = self.reserved.of(uid).iter().map(|reservation| &reservation.claim);
         let surplus: Vec<Claim> = all.filter(|claim| !keeps(claim)).cloned().collect();
@@ -334,9 +337,9 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether another LoadBalancer has the claim's address on the segment of the claim's pool, or
-    /// on another segment where the address would be announced for this LoadBalancer. Precondition:
-    /// the LoadBalancer has no claim.
+    /// Whether another LoadBalancer has the claim's address, from another pool or by a reservation,
+    /// on the segment of the claim's pool, or on another segment where the address would be
+    /// announced for this LoadBalancer. Precondition: the LoadBalancer has no claim.
     pub(super) fn is_anothers(&self, claim: &Claim, facts: &LbFacts) -> bool {
         self.pools.get(&claim.pool).is_some_and(|pool| {
             self.is_in_use_beside(claim.ip, &claim.pool, pool, &facts.owner.uid)

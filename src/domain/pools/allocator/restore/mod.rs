@@ -4,14 +4,14 @@
 //! There are two ledgers of the pool: the stored ledger, and the ledger in this process's memory.
 //! First, each address gets one owner, by the first of these rules that applies:
 //! 1. The two ledgers name the same owner.
-//! 2. Only the stored ledger names an owner, and this owner exists, is not being deleted and
-//!    publishes no address of the pool. The owner is about to publish the address, so no other
-//!    LoadBalancer may take the address first.
+//! 2. Only the stored ledger names an owner, and this owner exists, is not being deleted, takes its
+//!    address from pools and publishes no address of this pool. The owner is about to publish the
+//!    address, so no other LoadBalancer may take the address first.
 //! 3. A LoadBalancer publishes the address, so the address is in use. If several LoadBalancers
 //!    publish it, the owner in the stored ledger comes first, then the owner in memory, then the
-//!    oldest LoadBalancer. A LoadBalancer that is being deleted, or whose `spec.ipam` was changed to
-//!    `dhcp`, counts only if one of the ledgers names it, because otherwise its claim was released
-//!    already.
+//!    oldest LoadBalancer. A LoadBalancer that is being deleted, or whose `spec.ipam` was changed
+//!    to `dhcp`, counts only if one of the ledgers names it. If no ledger names it, its claim was
+//!    released already.
 //! 4. The stored ledger names an owner. Another leader may have written this entry.
 //! 5. The ledger in memory names an owner that still exists. A user edited or wiped the stored
 //!    ledger.
@@ -90,7 +90,8 @@ pub struct LoadBalancerIndex {
     uids: HashMap<String, String>,
 }
 
-/// A fault of a stored ledger that was found and corrected, for an Event.
+/// A fault that a merge found in a stored ledger or in a published address, and corrected, for an
+/// Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerRepair {
     /// A published address was missing from the ledger. A claim was added for the `Owner`: the
@@ -118,7 +119,8 @@ impl LoadBalancerIndex {
     }
 
     /// Replaces the entry of `owner` by `current`, the LoadBalancer that a fresh read returned.
-    /// `None`: the LoadBalancer was deleted.
+    /// `None`: the LoadBalancer was deleted, or it neither takes its address from pools nor
+    /// publishes a claim.
     pub fn update(&mut self, owner: &Owner, current: Option<LoadBalancerEntry>) {
         self.entries.remove(&owner.uid);
         if self.uid_of(&owner.name) == Some(&owner.uid) {
@@ -141,14 +143,15 @@ impl LoadBalancerIndex {
         by_ip
     }
 
-    /// UID of the LoadBalancer with this name, for a ledger entry `ip: name` that has no UID.
-    /// `None`: no LoadBalancer has this name.
+    /// UID of the LoadBalancer with this name. `None`: the index contains no LoadBalancer with this
+    /// name.
     fn uid_of(&self, name: &str) -> Option<&str> {
         self.uids.get(name).map(String::as_str)
     }
 
-    /// Whether the owner exists, is not being deleted, and publishes no address of the pool. If so,
-    /// the owner's claim in the ledger is new, and the owner has not published it yet.
+    /// Whether the owner exists, is not being deleted, takes its address from pools, and publishes
+    /// no address of the pool. If so, the owner's claim in the ledger is new, and the owner has not
+    /// published it yet.
     fn is_yet_to_publish(&self, owner: &Owner, pool: &str) -> bool {
         self.entries.get(&owner.uid).is_some_and(|entry| {
             !entry.deleting && entry.published.as_ref().is_none_or(|claim| claim.pool != pool)
@@ -308,9 +311,9 @@ impl PoolAllocator {
     }
 }
 
-/// Claims of the stored ledger, `status`, each with its owner. The owner's UID is the recorded one,
-/// else the one in `memory`, else that of the LoadBalancer with this name in `index`, else empty.
-/// Adds the unreadable entries to `repairs`.
+/// Claims of the stored ledger, `status`, each with its owner. The owner's UID is the recorded one
+/// if it is not stale, else the one in `memory`, else that of the LoadBalancer with this name in
+/// `index`, else empty. Adds the unreadable entries to `repairs`.
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,

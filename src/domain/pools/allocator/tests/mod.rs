@@ -382,9 +382,9 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     assert_eq!(answer(&allocator.claim(&facts)), held("b 10.0.1.10"));
 }
 
-/// The owner of an address whose pool was deleted keeps the address in two more cases. In the
-/// first, the owner named another pool and then removed this name. In the second, the named pool
-/// has no address for the owner.
+/// The owner of an address whose pool `a` was deleted has named pool `b`, and has a claim there.
+/// The owner keeps its published address if it then names no pool, names the deleted pool again, or
+/// names a pool that does not exist.
 #[test]
 fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_pool() {
     let kept = (Some("a 10.0.0.10".to_owned()), Some("IPPoolNotFound"));

@@ -1,8 +1,8 @@
 //! Waiters: LoadBalancers that do not have the address that they ask for. The module decides when
 //! each waiter is tried again.
 //!
-//! Invariants: waiters are served oldest first. A waiter that neither publishes an address nor has a
-//! reservation is tried again only after one of these changes:
+//! Invariants: waiters are served oldest first. A waiter that neither publishes an address nor has
+//! a reservation is tried again only after one of these changes:
 //! * its own request has changed, or the network that it names has moved to another segment;
 //! * pools were added, removed or read again;
 //! * a pool has changed, or has moved to another segment. This pool may serve the waiter, or the
@@ -31,7 +31,7 @@ pub(super) struct WaiterChanges {
 
 /// Cause to try a waiter again.
 enum RetryCause<'a> {
-    /// A cause that remains, whatever waiters were served since the change.
+    /// A cause that is valid no matter which other waiters were served since the change.
     Certain,
     /// The pools of these names changed, and may give the waiter another answer.
     Pools(Vec<&'a str>),
@@ -43,7 +43,8 @@ impl WaiterChanges {
         self.everything = true;
     }
 
-    /// Marks the pool as changed. The waiters that it may serve are then tried again.
+    /// Marks the pool as changed. Waiters that the pool may serve, or whose reason names the pool,
+    /// will be tried again.
     pub(super) fn pool(&mut self, name: &str) {
         if !self.pools.contains(name) {
             self.pools.insert(name.to_owned());
