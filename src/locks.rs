@@ -1,8 +1,8 @@
 //! Access to values that several tasks share.
 //!
-//! A panic of a task that holds a lock is a bug. The value may then lack a part of the change that
-//! the task was making. The other tasks continue with the value, because they would otherwise all
-//! panic too.
+//! A panic of a task that holds a lock is a bug. After such a panic, the value may lack a part of
+//! the change that the task was making. The other tasks continue with the value, because they would
+//! otherwise all panic too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,6 @@
-//! TLS settings of two clients: the client that calls a Rancher, and the prober's client that calls
-//! backends. The client that calls the API server has the TLS settings of kube.
+//! TLS settings of two clients: the client of `rancher`, which calls a Rancher or the server that a
+//! kubeconfig names, and the prober's client, which calls backends. The client of `k8s` has the TLS
+//! settings of kube.
 //!
 //! Invariant: sessions are not resumed. A resumed session skips the check of the certificate, so a
 //! replaced or expired certificate would not be noticed.

@@ -70,7 +70,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
     }
 
     /// Waits for the turn of `source`, lets the other tasks of this thread run, and gives the turn
-    /// back. So callers return from here one at a time, and other tasks run between two of them.
+    /// back. If the queue has one place, callers thus return from here one at a time, and other
+    /// tasks run between two callers.
     pub async fn pass(&self, source: S) {
         let turn = self.take(source).await;
         tokio::task::yield_now().await;

@@ -1,7 +1,7 @@
-//! The `controller` process: it always runs views, admission and the HTTP endpoints for metrics and
-//! health. It runs controllers, and with them scheduled probes, only while it leads. While it does
-//! not lead, it answers the leader's questions about VMs, and reports another controller that holds
-//! the Lease.
+//! The `controller` process: it always runs views and the HTTP endpoints for metrics and health,
+//! and, unless admission is off, admission. It runs controllers, and with them scheduled probes,
+//! only while it leads. While it does not lead, it answers the leader's questions about VMs, and
+//! reports another controller that holds the Lease.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Log options, and the first log line.
+//! Options of the log, and its start.
 
 use anyhow::Context as _;
 use clap::ValueEnum;

@@ -1,7 +1,8 @@
 //! Endpoints of a process: `/metrics`, `/healthz`, `/readyz`, in plain HTTP.
 //!
 //! `/healthz` fails when a restart would help. `/readyz` fails while this process could not take
-//! over from a leader that stops. The port is open to all, so metrics are gathered at most a few
+//! over from a leader that stops. On the operator, it also fails while admission cannot answer, and
+//! while the process shuts down. The port is open to all, so metrics are gathered at most a few
 //! times a second. If requests are more frequent, they get the last result again.
 
 use std::net::SocketAddr;
@@ -41,7 +42,9 @@ pub trait Process: Clone + Send + Sync + 'static {
     /// Leadership: whether the process holds its Lease.
     fn leadership(&self) -> &Leadership;
 
-    /// Checks whether the process could lead if the leader stopped. `Err`: reason why it could not.
+    /// Checks whether the process is ready. A ready process could lead if the leader stopped, and
+    /// can answer requests for admission if it has admission. `Err`: reason why the process is not
+    /// ready.
     fn readiness(&self) -> Result<(), &'static str>;
 }
 

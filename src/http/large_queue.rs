@@ -4,9 +4,9 @@
 //! * one request at a time has the turn. It keeps the turn until its answer has the place of the
 //!   answer that is being sent. So a queue holds at most one request and two answers in memory;
 //! * a small answer takes no place, because its connection has memory for one small request;
-//! * while another answer waits for the place, the answer in the place has a limited time. Then its
-//!   connection is cut. So a caller that does not read its answer delays the next caller no longer
-//!   than a caller that does not send its body.
+//! * while another answer waits for the place, the answer in the place has a limited time. After
+//!   this time, its connection is cut. So a caller that does not read its answer delays the next
+//!   caller no longer than a caller that does not send its body.
 
 use std::pin::pin;
 use std::sync::Mutex;

@@ -92,8 +92,9 @@ fn endpoint_state(endpoint: &VmEndpoint) -> &'static str {
     }
 }
 
-/// Status and reason of a LoadBalancer's condition Ready. A reason that is not one of the
-/// operator's becomes `Other`, so that the metric's label has a limited number of values.
+/// Status and reason of a LoadBalancer's condition Ready, as labels of a metric. Without the
+/// condition, the status is `Unknown`. The reason is `Other` if it is absent or is not one of the
+/// operator's, so that the label has a limited number of values.
 fn state(lb: &LoadBalancer) -> (String, String) {
     let ready = lb.status.as_ref().and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
     let reason = ready.and_then(|c| c.reason.clone()).unwrap_or_default();

@@ -98,14 +98,15 @@ pub(super) fn clipped(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-/// Refusal of a request by an HTTP status. The answer then contains no review. The fields are the
-/// status and the reason.
+/// Refusal of a request by an HTTP status. The answer contains no review. The fields are the status
+/// and the reason.
 #[derive(Debug)]
 pub(super) struct RequestRefusal(pub(super) StatusCode, pub(super) String);
 
 impl RequestRefusal {
-    /// Refusal of a request with a fault; `why` describes the fault. A parse error may repeat a text
-    /// of the request, and nothing limits the number of refusals in memory. So a long text is cut.
+    /// Refusal of a request with a fault; `why` describes the fault. A parse error may repeat a
+    /// text of the request, and nothing limits the number of refusals in memory. So a long text is
+    /// cut.
     pub(super) fn malformed(why: impl std::fmt::Display) -> Self {
         let why = cut(why.to_string(), LONGEST_TEXT);
         Self(StatusCode::BAD_REQUEST, format!("{why}\n"))

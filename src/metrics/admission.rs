@@ -13,14 +13,16 @@ metric_set! {
             "Requests of the API server by call, kind and verdict",
             &["call", "kind", "verdict"],
         );
-        /// Seconds from the last byte of a request to the webhook's answer, by call.
+        /// Seconds in which the rules or the conversion made an answer, by call. The arrival of the
+        /// request and its wait for a turn are not included. Refusals by an HTTP status are not
+        /// measured.
         pub seconds: HistogramVec = histograms(
             "hgo_admission_seconds",
             "Time that an answer took, without reading the request",
             &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0],
             &["call"],
         );
-        /// TLS handshakes that failed.
+        /// TLS handshakes that failed or took too long.
         pub handshakes_failed: IntCounter = counter(
             "hgo_admission_handshake_errors_total",
             "TLS handshakes that failed or took too long",

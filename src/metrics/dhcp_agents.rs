@@ -19,12 +19,13 @@ metric_set! {
         /// Number of leases on the network, by state.
         pub leases: IntGaugeVec = gauges("hgo_dhcp_leases", "Leases by state", &["state"]);
         /// Seconds until the next expiry of a lease on the network, if no lease is renewed until
-        /// then.
+        /// then. 0 if no lease expires.
         pub first_expiry: IntGauge = gauge(
             "hgo_dhcp_first_expiry_seconds",
             "Time until the first lease expires unless it is renewed",
         );
-        /// Seconds from the first DISCOVER to an address that may be used.
+        /// Seconds from the start of a search for an address to an address that may be used. A
+        /// search starts shortly before the first DISCOVER, or when the former address is lost.
         pub acquire_seconds: Histogram = histogram(
             "hgo_dhcp_acquire_seconds",
             "Time from the first DISCOVER to an address that may be used",

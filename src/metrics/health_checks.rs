@@ -54,7 +54,8 @@ impl ProbeMetrics {
     }
 
     /// Sets the number of backends that count as healthy because their failures are doubted.
-    /// `held`: this number. `reached`: whether another replica reaches these backends.
+    /// `held`: this number. `reached`: whether another replica reaches most of these backends.
+    /// `false` also if no replica has answered.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
         let held = i64::try_from(held).unwrap_or(i64::MAX);

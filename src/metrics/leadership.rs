@@ -1,4 +1,5 @@
-//! Metrics of leadership, and of the CRDs that other software may change.
+//! Metrics of leadership, of CRDs that other software may change, and of the Go controller's
+//! finalizers.
 
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 

@@ -2,9 +2,9 @@
 //! because alerts and dashboards of users contain them. A label has a small fixed set of values, or
 //! it names an object. A series whose label names an object is removed with the object.
 
-/// Declares a set of metrics: a struct with one metric in each field, and its function `new`, which
-/// registers the metrics. After a field's type come the method of [`MetricMaker`] that makes the
-/// metric, and its arguments.
+/// Declares a set of metrics: a struct with one metric in each field, and the struct's function
+/// `new`, which registers the metrics. Each field has a type, and then the call of a method of
+/// [`MetricMaker`] that makes the metric.
 macro_rules! metric_set {
     ($(#[$about:meta])* pub struct $set:ident {
         $(
@@ -68,7 +68,8 @@ pub struct Metrics {
     /// Number of LoadBalancers, by status and reason of their condition Ready. Only the leader sets
     /// this gauge.
     pub load_balancers: IntGaugeVec,
-    /// Seconds from the first observation of a LoadBalancer to the publication of its address.
+    /// Seconds until the address of a LoadBalancer is published, from the first observation of the
+    /// LoadBalancer, or from its creation if it is older than 2 s at that time.
     pub time_to_address: Histogram,
     /// Number of endpoints of vm load balancers, by state. Only the leader sets this gauge.
     pub endpoints: IntGaugeVec,
@@ -95,7 +96,7 @@ pub struct Metrics {
     pub reconcile_errors: IntCounterVec,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
-    /// Kubernetes Events that were dropped, and therefore never written to the API server.
+    /// Kubernetes Events that are not in the API server: they were dropped, or their write failed.
     pub events_dropped: IntCounter,
     /// Incoming connections that were closed because too many connections were open, by port.
     pub evicted: IntCounterVec,
@@ -107,7 +108,7 @@ pub struct Metrics {
     pub leasing: LeasingMetrics,
     /// Credentials that are replaced or watched, as the leader sees them.
     pub rotation: RotationMetrics,
-    /// Leadership, and changes that other controllers have made to CRDs.
+    /// Leadership, and changes that other controllers have made to CRDs and VMs.
     pub leadership: LeadershipMetrics,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
 }
@@ -121,7 +122,7 @@ pub struct PoolGauges {
     pub available: IntGaugeVec,
     /// Number of claims in the ledger of the pool.
     pub allocated: IntGaugeVec,
-    /// Number of LoadBalancers that wait for an address of the pool.
+    /// Number of LoadBalancers that wait because this pool is full. Other pools may be full too.
     pub waiters: IntGaugeVec,
 }
 

@@ -20,7 +20,7 @@ metric_set! {
             &TARGET,
         );
         /// 1 for a TokenRotation whose credential should have been replaced before now, or is only
-        /// watched and expires soon. 0 for every other TokenRotation.
+        /// watched and has expired or expires soon. 0 for every other TokenRotation.
         pub overdue: IntGaugeVec = gauges(
             "hgo_credential_overdue",
             "1 where a credential should have been replaced, or expires soon and is only watched",
@@ -34,8 +34,8 @@ metric_set! {
             "Expiry of a credential that is only watched",
             &["namespace", "rotation", "credential", "rotated"],
         );
-        /// 1 for a watched credential that expires soon and is not replaced. 0 for any other
-        /// watched credential.
+        /// 1 for a watched credential that is not replaced, and has expired or expires soon. 0 for
+        /// any other watched credential that expires.
         pub watched_overdue: IntGaugeVec = gauges(
             "hgo_credential_watched_overdue",
             "1 where a watched credential expires soon and is not replaced",
@@ -47,14 +47,15 @@ metric_set! {
             "Expiry of the API key for a Rancher",
             &["namespace", "secret", "key"],
         );
-        /// 1 for an API key that has expired, or that expires soon and is not renewed. 0 for any
-        /// other API key.
+        /// 1 for an API key that has expired, or that expires soon and is not renewed, or that
+        /// Rancher rejects. 0 for any other API key that expires.
         pub key_overdue: IntGaugeVec = gauges(
             "hgo_credential_api_key_overdue",
             "1 where that API key expires soon and is not renewed, or has expired",
             &["namespace", "secret", "key"],
         );
-        /// Number of TokenRotations, by the reason of their condition `Ready`.
+        /// Number of TokenRotations, by the reason of their condition `Ready`. `New`: there is no
+        /// such condition yet.
         pub rotations: IntGaugeVec = gauges(
             "hgo_credential_rotations",
             "TokenRotations by reason",

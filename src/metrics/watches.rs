@@ -12,7 +12,7 @@ use crate::locks::lock;
 /// Metrics of the process's watches.
 #[derive(Clone)]
 pub struct WatchMetrics {
-    /// Interrupted watches, by kind of object.
+    /// Failures of watches, and of the lists at their start, by kind of object.
     pub errors: IntCounterVec,
     /// Seconds since the API server last accepted a watch, by resource. If it has accepted none:
     /// seconds since the first request.
@@ -34,8 +34,9 @@ impl WatchMetrics {
         })
     }
 
-    /// Records that the API server is asked for a watch of the resource. If the API server refuses
-    /// the watch, for example because a right is missing, `staleness` counts from now on.
+    /// Records that the API server is asked for a watch of the resource. `staleness` counts from
+    /// now on, even if the API server refuses the watch, for example because a right is missing.
+    /// Does nothing if `staleness` already counts for this resource.
     pub fn asked(&self, resource: &str) {
         lock(&self.began).entry(resource.to_owned()).or_insert_with(Instant::now);
     }
@@ -46,7 +47,8 @@ impl WatchMetrics {
     }
 
     /// Removes the series of `resource`, because the resource is no longer watched or is not
-    /// served. The next accepted watch, or the next failure for another reason, begins a new series.
+    /// served. The next accepted watch, or the next failure for another reason, begins a new
+    /// series.
     pub fn forget(&self, resource: &str) {
         lock(&self.began).remove(resource);
     }

@@ -32,14 +32,14 @@ pub(super) struct ProbeGet {
 /// TLS settings of a probe.
 pub(super) struct ProbeTls {
     pub(super) config: Arc<ClientConfig>,
-    /// Name that the backend's certificate must have. `None`: the certificate must have the
-    /// backend's address.
+    /// Server name for TLS. `None`: the backend's address. If certificates are verified, the
+    /// backend's certificate must have this name or address.
     name: Option<ServerName<'static>>,
 }
 
 impl DialSettings {
     /// Makes the connection settings of a health check. Fails if the check's path, CA bundle or
-    /// server name is invalid.
+    /// server name is invalid, or if TLS cannot be set up.
     pub(super) fn new(check: &CheckSettings) -> Result<Self, HealthSpecFault> {
         let get = match &check.probe {
             BackendProbe::Tcp => None,
@@ -69,8 +69,8 @@ impl ProbeGet {
         Ok(Self { path, request: request.clone(), host, port_suffix, tls })
     }
 
-    /// Host header of a GET to the backend at `address`. `None`: the host is no valid header value,
-    /// so the GET cannot be sent.
+    /// Host header of a GET to the backend at `address`: the server name, or else the address.
+    /// `None`: neither is a valid header value, so the GET has no Host header.
     pub(super) fn host(&self, address: IpAddr) -> Option<HeaderValue> {
         self.host.clone().or_else(|| match address {
             IpAddr::V4(ip) => header(&ip.to_string(), &self.port_suffix),
@@ -103,8 +103,8 @@ impl ProbeTls {
         Ok(Self { config: Arc::new(config?), name: name? })
     }
 
-    /// Name that the certificate of the backend at `address` must have. A DNS name is also sent as
-    /// SNI.
+    /// Server name for TLS to the backend at `address`. If certificates are verified, the backend's
+    /// certificate must have this name. A DNS name is also sent as SNI.
     pub(super) fn name(&self, address: IpAddr) -> ServerName<'static> {
         self.name.clone().unwrap_or_else(|| ServerName::IpAddress(address.into()))
     }

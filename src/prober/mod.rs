@@ -44,7 +44,7 @@ struct ProberShared {
     wake: Notify,
     metrics: Metrics,
     /// Function that is called with the key of a LoadBalancer when a verdict on one of its targets
-    /// flips.
+    /// flips, or when a doubt about one of its targets begins, ends, or gets another explanation.
     flipped: Box<dyn Fn(&str) + Send + Sync>,
     /// Number of targets that count as healthy only because their failures are doubted.
     held: watch::Sender<usize>,
@@ -58,16 +58,17 @@ struct ProberState {
     /// Probes under way, each with the handle that aborts it. The scheduler removes the entry of a
     /// probe that has ended.
     under_way: HashMap<TargetKey, AbortHandle>,
-    /// Explanation why failures are doubted. Empty: no replica has given a second opinion yet.
+    /// Explanation why failures are doubted. Empty: [`ASKED`] is the explanation.
     why_doubted: String,
 }
 
 impl Prober {
     /// Creates a prober without targets, and the scheduler that runs the probes.
     ///
-    /// When a verdict flips, `flipped` is called with the LoadBalancer's key, which [`Self::set`]
-    /// got as `lb`. If several verdicts of one LoadBalancer flip at the same time, `flipped` is
-    /// called once.
+    /// `flipped` is called when a verdict flips, and when a doubt about a target begins, ends, or
+    /// gets another explanation. Its argument is the LoadBalancer's key, which [`Self::set`] got as
+    /// `lb`. If several verdicts of one LoadBalancer flip at the same time, `flipped` is called
+    /// once.
     pub fn new(
         metrics: Metrics,
         flipped: impl Fn(&str) + Send + Sync + 'static,
@@ -86,14 +87,15 @@ impl Prober {
 
     /// Sets the targets of a LoadBalancer. Removes its former targets that are not in `targets`.
     ///
-    /// A target with the same id, address and request keeps its verdict, its results and its times
-    /// of probing. The thresholds, the period and the timeout may change. If the request changes,
-    /// the target keeps only its verdict. If the address changes, the target is a new one.
+    /// A target with the same id and address keeps its verdict and its results if the probe and the
+    /// port of the check have not changed. The thresholds, the timeout and the period may change. A
+    /// new period changes the times of probing. If the probe or the port changes, the target keeps
+    /// only its verdict. If the address changes, the target is a new one.
     ///
     /// A target whose address cannot belong to a backend is unhealthy and never probed.
     ///
-    /// Fails if the check's path, CA bundle or server name is invalid. Then all targets are
-    /// removed.
+    /// Fails if the check's path, CA bundle or server name is invalid, or if TLS cannot be set up.
+    /// After such a failure, the LoadBalancer has no targets.
     pub fn set(
         &self,
         lb: &str,
@@ -123,7 +125,7 @@ impl Prober {
         Ok(())
     }
 
-    /// Removes the LoadBalancer and all its targets.
+    /// Removes the LoadBalancer `lb` and its targets from the schedule.
     pub fn remove(&self, lb: &str) {
         let mut state = self.0.lock();
         let dropped = state.schedule.remove(lb);
@@ -152,7 +154,7 @@ impl Prober {
     }
 
     /// Sets the explanation that LoadBalancers with doubted targets show. Empty: the explanation is
-    /// that no replica has answered yet.
+    /// [`ASKED`], which says that another replica is asked.
     pub fn explain(&self, why: String) {
         let mut state = self.0.lock();
         if state.why_doubted != why {
@@ -190,7 +192,8 @@ impl ProberShared {
         self.epoch.elapsed()
     }
 
-    /// Aborts the probes of removed targets, and wakes the scheduler.
+    /// Aborts the probes of removed targets, updates the numbers of targets and of doubted targets,
+    /// and wakes the scheduler.
     fn abort_dropped(&self, mut state: MutexGuard<'_, ProberState>, dropped: &[TargetKey]) {
         for key in dropped {
             if let Some(probe) = state.under_way.remove(key) {
@@ -202,8 +205,8 @@ impl ProberShared {
         self.wake.notify_one();
     }
 
-    /// Calls `flipped` for the LoadBalancers `lbs`, and for each LoadBalancer with a target whose
-    /// doubt began or ended.
+    /// Updates `held`. Calls `flipped` for the LoadBalancers `lbs`, and for each LoadBalancer with
+    /// a target whose doubt began or ended.
     fn notify(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
         lbs.append(&mut state.schedule.take_concerned());
         let held = state.schedule.count_held();

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! * the only request is a GET without credentials;
-//! * only the status of the answer is read, and never more than [`LONGEST_HEAD`];
+//! * at most [`LONGEST_HEAD`] bytes of the answer are read, and only its status is used;
 //! * a redirect counts like any other status;
 //! * the timeout covers the whole probe;
 //! * connections are closed with a reset. At thousands of connections a second, none of them may

@@ -130,7 +130,7 @@ async fn probe(start: ProbeStart) -> ProbeAnswer {
 }
 
 /// Records the result `first`, and the results of all other probes that have ended, in the schedule
-/// and the metrics. Then calls [`ProberShared::flipped`] for the LoadBalancers whose verdicts
+/// and the metrics. Then calls [`ProberShared::notify`] with the LoadBalancers whose verdicts
 /// flipped.
 fn take_in(
     shared: &ProberShared,

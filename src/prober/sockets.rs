@@ -10,8 +10,8 @@ const MOST: usize = 8_192;
 /// Number of file descriptors reserved for the rest of the process: connections to the API server,
 /// metrics, files.
 const RESERVED: usize = 256;
-/// Number of probes that may be under way even if there are few file descriptors. Probing is then
-/// slow, but does not stop.
+/// Number of probes that may be under way even if there are few file descriptors. With so few
+/// probes, probing is slow, but does not stop.
 const LEAST: usize = 64;
 
 /// Raises the process's soft limit of open files to its hard limit. Returns the number of probes

@@ -14,7 +14,8 @@ use crate::domain::vm_backends::health::{CheckSettings, may_be_backend};
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Probes each target once, all at the same time. Returns (number of targets that passed, number of
-/// targets that failed). A probe that shows nothing about its target is not counted.
+/// targets that failed). A target is skipped if its check is invalid, or if no backend can have its
+/// address. A probe that shows nothing about its target is not counted.
 pub async fn survey(targets: Vec<(IpAddr, CheckSettings)>) -> (usize, usize) {
     let mut probes = JoinSet::new();
     for (address, check) in targets {

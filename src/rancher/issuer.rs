@@ -63,11 +63,11 @@ impl TokenFault {
 pub struct TokenLife {
     /// Name, time of issue and expiry of the token.
     pub claims: TokenClaims,
-    /// Whether the token is accepted. `None`: unknown, because the key's user has no right to see
-    /// the token.
+    /// Whether the token is accepted. `None`: unknown, because Rancher does not show the token to
+    /// the API key.
     pub alive: Option<bool>,
-    /// Whether the token is not in Rancher's answer to the API key, in which each token of the
-    /// key's user would be. Such a token was deleted, or belongs to another user.
+    /// Whether Rancher does not show the token to the API key, although it shows each token of the
+    /// key's user. `true`: the token was deleted, or belongs to another user.
     pub is_missing: bool,
 }
 

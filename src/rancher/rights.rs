@@ -14,8 +14,9 @@ use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
 use crate::domain::credentials::secret_text::SecretText;
 
-/// Maximum number of namespaces in which the rights of a token are reviewed. If there are more, and
-/// the rights in the reviewed namespaces do not suffice, the result is [`TokenRights::Unknown`].
+/// Maximum number of namespaces in which the rights of a token are reviewed, if the caller names no
+/// namespaces. If the user may see more, and the rights in the reviewed namespaces do not suffice,
+/// the result is [`TokenRights::Unknown`].
 const MOST_NAMESPACES: usize = 16;
 /// Time limit for all reviews of the rights of one token. It is short, because the reviews are part
 /// of a reconcile of a TokenRotation, and few of these reconciles run at the same time.

@@ -109,7 +109,8 @@ impl RancherIssuer {
     }
 
     /// Removes the kept old token from the cloud credential `name`. `Err`: for example, the cloud
-    /// credential has changed since `view` was read. If there is no kept token, nothing is written.
+    /// credential has changed since `view` was read. If there is no kept token, or the target in
+    /// `view` is [`TargetState::Unfit`], nothing is written, and the result is `Ok`.
     pub async fn drop_old(
         &self,
         name: &str,

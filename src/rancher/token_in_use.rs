@@ -4,9 +4,9 @@ use super::{ListedToken, RancherError, RancherIssuer};
 use crate::domain::credentials::rotation::IssuerReport;
 
 impl RancherIssuer {
-    /// Whether the state of the token differs from the earlier report `seen`, or the API key's user
-    /// has lost the right to see the token. False also if Rancher does not answer. Makes one call
-    /// with the API key. The token itself is not used.
+    /// Whether the state of the token differs from the earlier report `seen`. True also if Rancher
+    /// does not show the token to the API key any more, or does not accept the API key. False also
+    /// if Rancher does not answer. Makes one call with the API key. The token itself is not used.
     pub async fn differs(&self, seen: &IssuerReport) -> bool {
         let found = self.rancher.token(&self.key, &seen.id).await;
         differs(&found.map(|found| found.value), seen)

@@ -12,10 +12,11 @@
 //!   libraries leave the wiping to their caller.
 //!
 //! This module uses hyper and not `kube::Client`. `kube::Client` over hyper-util's client can keep
-//! these invariants too: its retries and its pool of connections can be turned off, and its `send`
-//! leaves the body to the caller. But both clients run background tasks: one takes the requests of
-//! a client, and one drives each connection. Here a call has no task. Its future contains the
-//! connection, so the connection is closed as soon as the call ends or is dropped.
+//! these invariants too: retries and the pool of connections can be turned off, and the client's
+//! `send` leaves the body to the caller. But `kube::Client` runs a background task that takes the
+//! requests, and hyper-util's client runs one that drives each connection. Here a call has no task.
+//! Its future contains the connection, so the connection is closed as soon as the call ends or is
+//! dropped.
 
 use std::fmt;
 use std::io;
@@ -113,8 +114,9 @@ impl ServerClient {
     }
 
     /// Client for a cluster behind this server, at the URL that a kubeconfig names. A URL on
-    /// another server is an error, because the other server would get the token. `authorities` and
-    /// `name`: as for [`Self::new`].
+    /// another server is an error, because the other server would get the token. A URL without a
+    /// path is an error too, because it leads to no cluster. `authorities` and `name`: as for
+    /// [`Self::new`].
     pub fn cluster(
         &self,
         url: &str,

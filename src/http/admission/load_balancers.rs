@@ -70,8 +70,7 @@ async fn gather(
         if let Some(pool) = &asks.claimed {
             known.claimed = named(at, pool, &asks.lb).await?;
         }
-        // An empty view may mean that no pool has been read yet, so the pools then count as
-        // unknown.
+        // If the view is empty, perhaps no pool has been read yet. So the pools count as unknown.
         known.pools = Some(views.pools())
             .filter(|pools| asks.pools && views.is_synced() && !pools.is_empty())
             .map(|pools| pools.iter().map(|pool| pool.selector.clone()).collect());

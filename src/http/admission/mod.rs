@@ -52,7 +52,7 @@ impl RuleSources {
     /// Whether `user` may write the fields that only the leader writes. `own`: username of this
     /// operator, empty if the username is not known. This operator may always write these fields.
     /// Harvester's Go controller may write these fields while a controller other than this operator
-    /// holds the Lease. Every replica reads the Lease several times a second.
+    /// holds the Lease. A replica that does not lead reads the Lease every 0.4 s.
     pub fn is_leader(&self, user: &str, own: &str) -> bool {
         (!own.is_empty() && user == own)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

@@ -1,7 +1,7 @@
 //! Facts for the rules of IPPools.
 //!
 //! Other pools are listed from the API server, so that the list includes a pool that another
-//! replica has just admitted. Two pools created at the same time can still both be admitted. Then
+//! replica has just admitted. Two pools created at the same time can still both be admitted. If so,
 //! the ledger task applies the same rule: the younger pool allocates nothing, and its condition
 //! says why. No request is refused because a fact is not available in time. If the list of pools is
 //! not available, the view is used.
@@ -20,7 +20,7 @@ use crate::domain::admission::pool::{
 use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::domain::dhcp_lease;
 
-/// Maximum number of LoadBalancers that are read from the API server for one request.
+/// Maximum number of LoadBalancers that `existing` reads from the API server for one request.
 const READS: usize = 16;
 /// Time limit for each of three reads from the API server: the list of pools, the LoadBalancers of
 /// one request together, and the LoadBalancer of a manual release. All three wait at the same time,
@@ -114,7 +114,7 @@ async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder>
 }
 
 /// Whether a LoadBalancer exists. `name`: its `namespace/name`. `None`: unknown, because the API
-/// server did not answer within `PATIENCE`, or returned an error.
+/// server did not answer within `PATIENCE` or returned an error, or `name` has no namespace.
 async fn exists(at: &RuleSources, name: &str) -> Option<bool> {
     let (namespace, name) = name.split_once('/')?;
     let answer = tokio::time::timeout(PATIENCE, at.reader.uid_of(namespace, name)).await.ok()?;
@@ -157,7 +157,8 @@ mod tests {
             old: Some(&old),
         };
         let (began, rules) = (Instant::now(), silent());
-        // After a stall of the machine, `timeout` looks for the answer before it looks at the limit.
+        // After a stall of the machine, `timeout` looks for the answer before it looks at the
+        // limit.
         let answer = decide(&rules, AdmissionStage::Validation, &request);
         timeout(PATIENCE * 3 / 2, answer).await.expect("one after the other");
         assert!(began.elapsed() >= PATIENCE, "it waited for no read");

@@ -3,8 +3,8 @@
 //! Invariants: every request is answered with a review for the same UID, or refused with a
 //! sentence that says why. An object is retained as it was sent, with all fields, so that a patch
 //! fits it. The values of an object are counted before it is parsed. An object is refused unparsed
-//! if it is larger or has more values than any object needs. If a fact is not available, validation
-//! fails and mutation changes nothing.
+//! if it is larger, or has more values or maps, than any object needs. If a LoadBalancer cannot be
+//! judged because a read failed, validation fails and mutation changes nothing.
 
 use std::time::Duration;
 

@@ -118,7 +118,8 @@ impl CertificateMaterial {
     }
 
     /// Adds the authorities in `pem` to the trusted authorities, because other replicas may still
-    /// serve certificates that these authorities signed.
+    /// serve certificates that these authorities signed. Leaves out authorities that have expired
+    /// or are trusted already.
     #[must_use]
     pub fn trusting(mut self, now: Duration, pem: &str) -> Self {
         let bundle = self.bundle();

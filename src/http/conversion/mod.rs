@@ -127,7 +127,8 @@ pub fn review(body: &[u8]) -> Result<ConversionAnswer, String> {
 }
 
 /// Converts all objects of the request, and appends them to the answer, separated by commas. `Err`:
-/// reason why an object could not be converted. The objects after it are then not converted.
+/// reason why an object could not be converted, or why the desired version or the list is invalid.
+/// The objects after a fault are not converted.
 fn convert_all(
     request: &ConversionRequest<'_>,
     mut budget: ReviewBudget,
@@ -266,8 +267,8 @@ fn convert_one(
         rest.remove("metadata");
         let annotations = metadata.remove("annotations").map(|text| budget.read_annotations(text));
         let annotations = annotations.transpose()?;
-        // `convert` also parses the text in these annotations, unless it is another program's. So
-        // the values in the text count for the review.
+        // `convert` also parses the text in these annotations, unless the text counts as another
+        // program's. So the values in the text count for the review.
         for key in [ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS] {
             let text = annotations.as_ref().and_then(|annotations| annotations.get(key)?.as_str());
             budget.spend_in_review(text.map_or(0, values_to_parse))?;

@@ -259,7 +259,8 @@ struct Answering {
     app: Router,
     caller: Caller,
     progress: Arc<RequestProgress>,
-    /// Cancelled when the connection must end to make room. The next answer is then its last.
+    /// Cancelled when the connection must end to make room. An answer after that is the last of the
+    /// connection.
     gone: CancellationToken,
     ending: ServerShutdown,
     /// Time at which the connection has reached its maximum age. An answer after this time is the

@@ -62,8 +62,8 @@ impl RequestProgress {
 /// Stream of a connection. It records in `progress` whether data was read, and whether part of an
 /// answer is not sent yet.
 ///
-/// Invariant: it has the vectored writes of `io`. To a stream without them, hyper writes a copy of
-/// each answer, and keeps the memory of the copy until the connection ends.
+/// Invariant: vectored writes are passed on to `io`. If a stream has no vectored writes, hyper
+/// copies each answer, and keeps the memory of the copy until the connection ends.
 pub(super) struct RecordedStream<IO> {
     pub(super) io: IO,
     pub(super) progress: Arc<RequestProgress>,

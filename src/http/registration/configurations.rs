@@ -211,7 +211,8 @@ impl Repairs {
     }
 }
 
-/// Whether every configuration that calls this operator trusts the authority `ca`.
+/// Whether every existing configuration trusts the authority `ca`. `false` also if a configuration
+/// has no bundle. A CRD without the version v1alpha1 calls no webhook and is left out.
 pub(super) fn is_trusted(state: &RegistrarState, ca: &ParsedCertificate) -> bool {
     WebhookObject::ALL.iter().all(|part| {
         // A missing configuration calls no server, so it needs to trust no authority.

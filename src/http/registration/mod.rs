@@ -36,7 +36,7 @@ use crate::metrics::Metrics;
 use configurations::Repairs;
 
 /// Longest pause between two rounds. The pause is limited because the clock may be set forward
-/// during the pause. A step is then due earlier than planned.
+/// during the pause. After such a change, a step is due earlier than planned.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// First and longest pause after a failed call. Each further failure doubles the pause.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
@@ -218,9 +218,10 @@ impl Registrar {
     }
 
     /// Serves the certificate in the Secret once every configuration has trusted the certificate's
-    /// authority for [`SETTLING`]. If the certificate that is served now has expired or is not
-    /// trusted, serves the certificate in the Secret at once. Then sets `ready` to true if
-    /// admission can answer. Returns the time after which the caller must call this method again.
+    /// authority for [`SETTLING`]. If no certificate is served now, or the served one has expired
+    /// or is not trusted, serves the certificate in the Secret at once. Then sets `ready` to true
+    /// if admission can answer. Also sets the metrics of the certificates' expiry. Returns the time
+    /// after which the caller must call this method again.
     fn adopt(&self, state: &mut RegistrarState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.expiries();

@@ -12,8 +12,8 @@
 //! * large reviews are read and answered one at a time, and so are large conversions
 //!   ([`LargeQueue`]). A small request with a large answer is processed again, as a large one. In
 //!   both queues, sources take turns, and the turn of a large body begins only when more than a
-//!   small request has arrived. So the total memory of large requests is bounded, and two callers
-//!   with large bodies delay only each other;
+//!   small request has arrived. So the total memory of large requests is bounded, and a large
+//!   request delays only other large requests;
 //! * a panic affects one request only, which is answered with 500.
 
 use std::panic::AssertUnwindSafe;

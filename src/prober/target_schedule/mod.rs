@@ -4,8 +4,8 @@
 //! Invariants:
 //! * a key is used for one target only. So the result of a probe matches no target after the
 //!   probe's target was removed or replaced;
-//! * a target is in exactly one of three states: due, under way, or refused. So it has at most one
-//!   probe at a time;
+//! * a target is in exactly one of three states: its next probe has a time, or its probe is under
+//!   way, or it is refused. So it has at most one probe at a time;
 //! * a doubt exists only while at least one target is doubted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,7 +20,8 @@ use crate::domain::vm_backends::health::{
     next,
 };
 
-/// Key of a target. The target gets a new key when its address or the request of its check changes.
+/// Key of a target. The target gets a new key when its address changes, or the probe or the port of
+/// its check.
 pub(super) type TargetKey = u64;
 
 /// All targets, and the times of their probes.
@@ -214,8 +215,8 @@ impl TargetSchedule {
 
     /// Decides whether the failures of the target `key` are doubted. The target has failed as often
     /// as its check allows. `true`: the target stopped answering at the same time as most VMs, and
-    /// counts as healthy until the doubt ends. Then every unhealthy target that stopped answering
-    /// at that time counts as healthy too.
+    /// counts as healthy until the doubt ends. In this case, every unhealthy target that stopped
+    /// answering at that time counts as healthy too.
     fn doubts(&mut self, key: TargetKey, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };

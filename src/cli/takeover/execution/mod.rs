@@ -3,7 +3,8 @@
 //! Invariants:
 //! * Each step is decided from the state of the cluster. The state is read again before a step is
 //!   repeated, because a write without an answer may have had an effect.
-//! * An error that may pass ends the execution only after [`LONGEST`] without success.
+//! * If a repetition of the failed calls may succeed, an error ends the execution only after
+//!   [`LONGEST`] without success.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -174,8 +175,8 @@ impl<'a> PlanExecution<'a> {
         }
     }
 
-    /// Waits until the calls that ended with `error` are tried again. Fails if the error cannot pass,
-    /// or after too long a time without success.
+    /// Waits until the calls that ended with `error` are tried again. Fails at once if a repetition
+    /// would fail too. Also fails after too long a time without success.
     async fn failed(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
         if may_pass(&error) { self.wait_after(error).await } else { Err(error) }
     }
