@@ -18,7 +18,7 @@ use crate::k8s::informer::key;
 /// State of the link of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
-    /// The link is being made.
+    /// The link is to be made, or is being made.
     Making,
     /// The link exists.
     There,
@@ -58,7 +58,7 @@ pub(super) struct ManagedLease {
     /// Time of the next attempt to make the link or to release the address. `None`: no attempt is
     /// planned.
     pub(super) retry: Option<Duration>,
-    /// Whether the client was asked to release the address.
+    /// Whether the release has begun. `true` also if there was no address to release.
     pub(super) released: bool,
     /// Time at which the lease is handled next: the earliest of the client's deadline, `rewrite`
     /// and `retry`.
@@ -168,9 +168,10 @@ impl ManagedLease {
     }
 
     /// Makes the client release the address, and returns the actions that the client requests. If
-    /// there is no client, but a stored address, the client is created first. If the lease expired
-    /// before that, this client reports that the address is lost. `up`: whether the carrier of the
-    /// agent's interface is up. `None`: there is no address to release.
+    /// there is no client, but the stored record has an address, the client is created first. If
+    /// the lease has expired by then, this client reports that the address is lost, or that it is
+    /// kept. `up`: whether the carrier of the agent's interface is up. `None`: there is no client,
+    /// and the stored record has no address.
     pub(super) fn release(
         &mut self,
         options: ClientOptions,

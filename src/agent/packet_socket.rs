@@ -71,7 +71,8 @@ impl PacketSocket {
         self.accepted = FrameFilter::Nothing;
     }
 
-    /// Sends a frame at once. `Err`: the socket is closed, or has not sent the whole frame.
+    /// Sends a frame at once. `Err`: the socket is closed, or has not sent the whole frame. A full
+    /// queue of the interface is no error, although the frame is lost.
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
         // The call bypasses tokio, because tokio treats a new socket as not ready. If the

@@ -10,7 +10,7 @@ const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
 ];
 
 /// Drops all capabilities except the two that the agent needs. `Err`: one of these two is missing,
-/// and the error names it.
+/// and the error names it; or the kernel refuses a call.
 ///
 /// Capabilities belong to a thread, so this function must run before any other thread starts.
 pub fn drop_privileges() -> anyhow::Result<()> {

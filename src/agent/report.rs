@@ -95,8 +95,8 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
     }
 }
 
-/// Reports the trouble of a record, by a log line and an Event. Skips the kinds of trouble that
-/// [`event`] reports.
+/// Reports the trouble of a record, by a log line and an Event. Skips the kinds of trouble for
+/// which [`event`] always records an Event.
 pub(super) fn trouble(agent: &DhcpAgent, lease: &ManagedLease, record: &LeaseRecord) {
     let is_event = |trouble: &ClientTrouble| {
         matches!(

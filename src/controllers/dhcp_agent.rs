@@ -207,7 +207,8 @@ impl DeploymentReconciler<'_> {
     /// fault causes: no agent is made, or the agent retains its current options. `reported`: the
     /// faults that were reported before, by network.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
-        // Found by name, because a tenant can write thousands of networks with a fault.
+        // The map finds a fault by the network's name, because a tenant can write thousands of
+        // networks with a fault.
         let mut faults = HashMap::new();
         for network in networks {
             let Some(why) = network.agent.fault() else { continue };

@@ -3,9 +3,10 @@
 //! Only this module deletes DHCPLeases. If the LoadBalancer is gone, its record first gets a
 //! release time, and is deleted after that time. If the LoadBalancer exists but no longer uses the
 //! record, the record is deleted at once. A deleted record remains until its agent has released the
-//! address. If the network has no agent, the record's finalizer is removed after the lease has
-//! expired. Before each of these steps, the LoadBalancer is read from the API server, because a
-//! view may not yet contain a LoadBalancer that was created again.
+//! address. If the network has no active agent, the record's finalizer is removed: at once if the
+//! record has no address, otherwise after the lease has expired. Before each of these steps, the
+//! LoadBalancer is read from the API server, because a view may not yet contain a LoadBalancer that
+//! was created again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -224,9 +225,9 @@ pub(super) async fn agents(ctx: Context) {
     }
 }
 
-/// Counts the DHCPLeases by state, for the metrics. Returns the networks on which an address is
-/// leased or a LoadBalancer waits for one, and how many leases of each have less than an eighth of
-/// their time left.
+/// Counts the DHCPLeases by state, for the metrics. Returns the networks of the DHCPLeases, and the
+/// declared networks on which a LoadBalancer waits for an address. The value of a network is the
+/// number of its leases that have less than an eighth of their time left.
 fn count(ctx: &Context) -> BTreeMap<String, i64> {
     let mut networks: BTreeMap<String, i64> = BTreeMap::new();
     let mut states: BTreeMap<String, i64> = BTreeMap::new();

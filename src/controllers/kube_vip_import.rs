@@ -95,8 +95,8 @@ async fn known(ctx: &Context) -> Result<ImportFacts, CallError> {
     Ok(ImportFacts { pools, load_balancers })
 }
 
-/// Creates the planned pools. A refused pool is noted in `import`, and the others are created.
-/// Returns the names of the created pools.
+/// Creates the planned pools that do not exist yet. A refused pool is noted in `import`, and the
+/// others are created. Returns the names of the created pools.
 async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<String>, CallError> {
     let mut created = BTreeSet::new();
     for pool in &import.pools {

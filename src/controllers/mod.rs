@@ -1,5 +1,5 @@
-//! Tasks of the leader, and two of every replica: [`second_opinion::answer`], and after a restore
-//! of etcd [`ip_pool::keep_published`]. The decisions are in [`crate::domain`].
+//! Tasks of the leader. Every replica runs two more tasks: [`second_opinion::answer`], and
+//! [`ip_pool::keep_published`] after a restore of etcd. The decisions are in [`crate::domain`].
 //!
 //! Invariant: each task of the leader belongs to one term of leadership. A term starts from a
 //! consistent list. When the term ends, its tasks are dropped at once, without finishing their

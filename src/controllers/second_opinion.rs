@@ -34,8 +34,8 @@ use crate::prober::{Prober, survey};
 /// again, because a question names only some VMs, picked at random, and their state may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Reason of the Event that ends a doubt about the prober, because the VMs answer again or are
-/// gone.
+/// Reason of the Event that reports the end of a doubt about the prober: the VMs answer again, or
+/// are gone.
 const TRUSTED: &str = "ProberTrusted";
 
 /// Name and node of this replica, and its access to the Lease.
@@ -184,9 +184,9 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
     }
 }
 
-/// Address and health check of a target that a question names. `None`: no EndpointSlice of the
-/// operator contains the target, so this replica does not probe the target. The question alone is
-/// not trusted.
+/// Address and health check of a target that a question names. `None`: this replica does not probe
+/// the target, because no EndpointSlice of the operator contains it, or because the view has no
+/// such LoadBalancer with a health check. The question alone is not trusted.
 fn target(asked: &AskedTarget, views: &Views) -> Option<(IpAddr, CheckSettings)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

@@ -4,10 +4,10 @@
 //! Invariants:
 //!
 //! * `storedVersions` is shortened only if every listed object was written after the list, by this
-//!   task or by another client.
+//!   task or by another client, or is gone.
 //! * `storedVersions` is shortened only if the CRD has not changed since before the list. So no
 //!   object was stored in the old version after its rewrite.
-//! * Nothing is written while conversion does not work, because then the list fails.
+//! * While conversion does not work, the list fails, and nothing is written.
 
 use std::time::Duration;
 

@@ -23,8 +23,8 @@ const RESUME_LONGEST: Duration = Duration::from_secs(30);
 /// they spread their first messages over time.
 const A_FEW: usize = 10;
 /// Pause after the first failed attempt to make a link. The pause doubles with each further
-/// failure, up to [`LINK_LONGEST_PAUSE`]. A release that waits for the leadership has the same
-/// pause.
+/// failure, up to [`LINK_LONGEST_PAUSE`]. A release that waits for the leadership is tried again at
+/// this interval, which does not double.
 const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -228,8 +228,9 @@ impl AgentTerm<'_> {
     }
 
     /// Takes the next step to end a lease, if this step is possible now. The order of the steps:
-    /// write the last state into the record, remove the link, remove the finalizer. Why the link
-    /// could not be made is no part of the last state.
+    /// write the last state into the record, remove the link, remove the finalizer. A waiting
+    /// report that the link could not be made is dropped: it is no part of the last state. If the
+    /// record is gone, only the link is removed.
     pub(super) fn continue_ending(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.pending.take_if(|what| {

@@ -124,8 +124,8 @@ impl<'a> AgentTerm<'a> {
         self.agent.dhcp.leases.reset();
         let mut buffer = vec![0; LONGEST_FRAME];
         loop {
-            // No lease is started, written or released while this agent does not hold the network's
-            // Lease.
+            // Events of records are handled, and records are written, only while this agent holds
+            // the network's Lease.
             let current = self.agent.leadership.is_current();
             if current {
                 self.write_some();
@@ -317,8 +317,8 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Continues with a lease after its link was made or removed: starts the client, plans another
-    /// attempt to make the link, or takes the next step to end the lease.
+    /// Continues with a lease after an attempt to make or remove its link: starts the client, plans
+    /// another attempt to make the link, or takes the next step to end the lease.
     fn linked(&mut self, done: JobOutcome) {
         let now = clock::now();
         match done {

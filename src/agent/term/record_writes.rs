@@ -27,7 +27,8 @@ pub(super) struct WriteOutcome {
     mac: Mac,
     uid: Option<String>,
     what: PendingWrite,
-    /// New resourceVersion of the record. `Err`: the write failed.
+    /// New resourceVersion of the record. Empty: there was no finalizer to remove. `Err`: the write
+    /// failed.
     outcome: Result<String, CallError>,
     status: DHCPLeaseStatus,
     /// Record as read after the write failed with 409 or 404. A 404 means that the record does not

@@ -21,7 +21,7 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::differs;
 
-/// Base of the delay after a pool's write that failed or met a conflict. The requests are decided
+/// Base of the delay after a write of a pool has failed or met a conflict. The requests are decided
 /// again after the delay. Each such write of the same pool doubles the delay, up to
 /// [`BATCH_RETRY`]. For a pool whose writes have failed [`PATIENCE`] times, the base is ten times
 /// as long, and the limit is [`LAST_RETRY`].
@@ -29,20 +29,21 @@ const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// Longest delay before a pool whose writes have failed [`PATIENCE`] times or more is written
 /// again.
 const LAST_RETRY: Duration = Duration::from_secs(5);
-/// Longest delay before a batch of requests is decided again, because a pool was not written.
+/// Longest delay before a batch of requests is decided again, because a pool was not written. Also
+/// the delay before a pool is written again after [`CONTENDED`] conflicts or more.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Number of consecutive failed writes of a pool after which a batch of requests no longer waits
-/// for that pool. Conflicts are counted separately ([`CONTENDED`]), because a conflict means that
+/// Number of failed writes of a pool in a row. After so many, a batch of requests no longer waits
+/// for the pool. Conflicts are counted separately ([`CONTENDED`]), because a conflict means that
 /// another client's write was accepted. A write without an answer counts as `PATIENCE` failed
 /// writes, because the whole batch has already waited for the deadline of this write.
 const PATIENCE: u32 = 3;
-/// Number of consecutive conflicts of one pool's writes after which an Event reports them, and a
-/// batch of requests no longer waits for that pool.
+/// Number of conflicts in a row when a pool is written. After so many, an Event reports them, and a
+/// batch of requests no longer waits for the pool.
 const CONTENDED: u32 = 5;
 
-/// Numbers of conflicts and of failures of one pool's writes since the last accepted write, and the
-/// time before which the pool is not written again. `None` as the time: no delay. The number of
-/// failures is at least [`PATIENCE`] after a write without an answer.
+/// Failed writes of one pool. Counts the conflicts and the failures since the last accepted write.
+/// The pool is not written again before `retry_at`. `None`: no delay. After a write without an
+/// answer, `failures` is at least [`PATIENCE`].
 #[derive(Default)]
 pub(super) struct PoolTrouble {
     conflicts: u32,
@@ -52,12 +53,14 @@ pub(super) struct PoolTrouble {
 
 impl LedgerTask {
     /// Writes concurrently all pools that the allocator has marked as touched. A pool whose next
-    /// try is not due yet is not written. Adds these pools to `failed`, and the pools whose writes
-    /// have failed [`PATIENCE`] times or more, had no answer, or met [`CONTENDED`] conflicts or more.
-    /// A write without an answer may have been stored. So the pool is read again after the delay,
-    /// and an earlier write conflicts with the stored one. Returns whether the batch must be decided
-    /// again, because a pool was not written and was read again. `false`: every other pool was
-    /// written.
+    /// try is not due yet is not written. Adds to `failed` these pools, and the pools whose writes
+    /// have failed [`PATIENCE`] times or more, had no answer, or met [`CONTENDED`] conflicts or
+    /// more. Returns `true` if the batch must be decided again, because other pools were not
+    /// written and were read again. `false`: each pool that is not in `failed` was written. `Err`:
+    /// this replica no longer leads.
+    ///
+    /// A write without an answer may have been stored. So its pool is read again after the delay. A
+    /// write before this read would conflict with the stored one.
     ///
     /// `failed`: pools that have failed in this batch. They are not written in this batch any more,
     /// even if their next try becomes due, because the requests of all other pools would wait for
@@ -84,8 +87,8 @@ impl LedgerTask {
         for (name, result) in results {
             match result {
                 Ok((meta, written)) => {
-                    // If there was nothing to write, a write without an answer was stored, for
-                    // example.
+                    // The trouble is over even if nothing was left to write: for example, an
+                    // earlier write without an answer was stored.
                     self.trouble.remove(name);
                     if let Some(stored) = self.stored.get_mut(name) {
                         stored.update(meta);
@@ -217,7 +220,7 @@ impl LedgerTask {
     /// Makes the ledger task read the pool `name` again after `delay`. A pool has at most one
     /// planned reread, because a reread that fails plans the next one, so that several would go on
     /// as long as reads fail. Of two rereads, the later one stays: the earlier one may come before
-    /// the next write of the pool is due, and would not plan this write.
+    /// the next write of the pool is due, and would not cause this write.
     pub(super) fn reread_later(&mut self, name: &str, delay: Duration) {
         let at = Instant::now() + delay;
         if self.rereads.get(name).is_some_and(|(planned, _)| *planned >= at) {

@@ -23,8 +23,8 @@ use crate::k8s::guard::Guard;
 use crate::k8s::read::ApiReader;
 use crate::k8s::trimmed::TrimmedLb;
 
-/// Longest time of each of two waits at the start of a term: first for the list of networks, then
-/// for the lists of objects that reserve addresses.
+/// Time limit of each wait at the start of a term. The first wait is for the list of networks, the
+/// second for the lists of objects that reserve addresses.
 const NETWORKS_WAIT: Duration = Duration::from_secs(2);
 
 impl LedgerTask {
@@ -151,9 +151,10 @@ impl LedgerTask {
         }
     }
 
-    /// Reads from the API server the LoadBalancers whose published address contradicts the ledger
-    /// of `seen`. Updates the entries of these LoadBalancers in `index`, because the entries come
-    /// from the view. The view may be older than the ledger.
+    /// Reads two kinds of LoadBalancers from the API server: those whose published address
+    /// contradicts the ledger of `seen`, and those with the name of a recorded owner whose UID is
+    /// not in `index`. Updates the entries of these LoadBalancers in `index`. The entries come from
+    /// the view, which may be older than the ledger.
     async fn reread_owners(
         &self,
         seen: &PoolSeen,

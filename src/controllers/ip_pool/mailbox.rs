@@ -12,7 +12,8 @@ use crate::locks::lock;
 /// Reason why the ledger task did not carry out a request.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The pool could not be written. No address was allocated or released.
+    /// The pool could not be written, or its write had no answer. The caller must repeat the
+    /// request.
     #[error("the ledger of IPPool {0} could not be written")]
     NotWritten(String),
     /// The LoadBalancer must be read again: its claims and its status disagree.
@@ -56,13 +57,14 @@ pub(super) struct RequestBatch {
     /// released.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
-    /// Whether the allocator must read the networks and the reserved addresses again: a network has
-    /// moved to another segment or is gone, or an object that reserves addresses has changed.
+    /// Whether the allocator must read the networks and the reserved addresses again: a network is
+    /// new, is gone or has moved to another segment, networks were listed, or the reserved
+    /// addresses have changed.
     pub(super) networks: bool,
     /// Whether the conditions of all pools must be decided again, because it has become known
     /// whether another form has replaced the operator's form of IPPool's CRD.
     pub(super) conditions: bool,
-    /// Claims of LoadBalancers that the API server no longer has.
+    /// Orphans that the API server has confirmed.
     pub(super) orphans: Vec<OrphanClaim>,
 }
 
@@ -159,15 +161,15 @@ impl LedgerHandle {
         let _ = self.send(LedgerMessage::Release(owner, None));
     }
 
-    /// Enqueues a pool that changed or is gone. `version`: resourceVersion of the changed pool,
-    /// which is read only if the ledger task knows no newer version. `None`: the pool is read in
-    /// any case.
+    /// Enqueues a pool that changed or is gone. `version`: resourceVersion of the changed pool. The
+    /// pool is read only if the ledger task knows no version, or an older one. `None`: the pool is
+    /// read in any case.
     pub fn pool_changed(&self, name: String, version: Option<String>) {
         let _ = self.send(LedgerMessage::PoolChanged(name, version));
     }
 
-    /// Enqueues an update of the networks and of the reserved addresses, because a network has
-    /// moved to another segment or is gone, or an object that reserves addresses has changed.
+    /// Enqueues an update of the networks and of the reserved addresses: see
+    /// `RequestBatch::networks`.
     pub fn networks_changed(&self) {
         let _ = self.send(LedgerMessage::NetworksChanged);
     }
@@ -178,7 +180,7 @@ impl LedgerHandle {
         let _ = self.send(LedgerMessage::CrdReplaced(is));
     }
 
-    /// Enqueues a claim whose LoadBalancer is gone according to the API server.
+    /// Enqueues an orphan that the API server has confirmed.
     pub(super) fn orphaned(&self, orphan: OrphanClaim) {
         let _ = self.send(LedgerMessage::Orphaned(Box::new(orphan)));
     }

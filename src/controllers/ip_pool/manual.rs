@@ -41,8 +41,8 @@ impl LedgerTask {
         self.allocator.touch(pool);
     }
 
-    /// Removes the refusal of a manual release from each pool. Only a refusal with the reason
-    /// [`STILL_IN_USE`] is removed, if the LoadBalancer has released the address after the refusal.
+    /// Removes from each pool the refusal of a manual release, if its reason is [`STILL_IN_USE`]
+    /// and the LoadBalancer does not hold the address any more.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
@@ -70,8 +70,8 @@ impl LedgerTask {
         };
         let claim = Claim { pool: pool.to_owned(), ip: asked.ip };
         let Some(owner) = self.allocator.owner_of(&claim).cloned() else {
-            // The address is free. Either the operator ended after the release, before it removed
-            // the annotation, or the sweep freed the claim.
+            // The address is free. For example, the sweep freed the claim, or the operator ended
+            // after the release, before it removed the annotation.
             return None;
         };
         if owner.name != asked.name {

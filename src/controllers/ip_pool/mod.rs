@@ -154,7 +154,8 @@ impl LedgerTask {
             }
             LedgerMessage::PoolChanged(name, version) => {
                 // Correctness does not need this comparison, because a read finds the state that
-                // this task has written. It saves one read of the whole ledger for each write.
+                // this task has written. The comparison saves one read of the whole ledger for each
+                // write.
                 let stored = self.stored.get(&name);
                 let known = stored.and_then(|pool| pool.meta.resource_version.as_deref());
                 if version.zip(known).is_none_or(|(version, known)| is_newer(&version, known)) {
@@ -280,7 +281,8 @@ impl LedgerTask {
         }
     }
 
-    /// Error for a request of the LoadBalancer `owner`, because the pool was not written.
+    /// Makes the error for a request of the LoadBalancer `owner`, because the pool was not written.
+    /// Notes the LoadBalancer in `refused`.
     fn refuse(&mut self, pool: &str, owner: Owner) -> LedgerError {
         self.refused.entry(pool.to_owned()).or_default().insert(owner.name);
         LedgerError::NotWritten(pool.to_owned())

@@ -16,9 +16,10 @@ use crate::k8s::CallError;
 use crate::k8s::trimmed::TrimmedLb;
 
 /// Time after which the attempts to record the published addresses end. The first attempts may
-/// fail, because an API server refuses calls at its start until it has read the roles.
-/// The published addresses are lost with the process, so the time is nearly as long as the process
-/// may live: nothing reads the Lease any more, and `/healthz` fails after a minute of that.
+/// fail, because an API server refuses calls at its start until it has read the roles. The
+/// published addresses are lost with the process. So the time is nearly as long as the process may
+/// live: the process does not read the Lease any more, and after a minute without a read,
+/// `/healthz` fails.
 const PATIENCE: Duration = Duration::from_secs(50);
 /// Pause between two attempts to record the published addresses.
 const AGAIN: Duration = Duration::from_millis(250);

@@ -1,8 +1,8 @@
 //! Finds claims whose LoadBalancer is missing in the view, or takes no address from pools. If the
 //! API server confirms that the LoadBalancer is gone, the claim is freed. Pools that keep claims
 //! without a LoadBalancer are skipped. A LoadBalancer with several claims is reconciled, because
-//! its change to another pool may have been interrupted. A LoadBalancer with `ipam: dhcp` that has a
-//! claim or waits for one is reconciled, because `spec.ipam` may have changed before the status
+//! its change to another pool may have been interrupted. A LoadBalancer with `ipam: dhcp` that has
+//! a claim or waits for one is reconciled, because `spec.ipam` may have changed before the status
 //! showed the claim or the wait.
 //!
 //! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
@@ -138,10 +138,11 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
             if facts::wants_pool(&lb) || facts::is_in_ledger(&lb) {
                 return Some(orphan(Some(lb.uid().unwrap_or_default())));
             }
-            // Harvester's CRD stores no UIDs. So the claim of a LoadBalancer that was changed to
-            // `ipam: dhcp` may have none after a change of leaders, and its release does not find
-            // it. The Service of a vm LoadBalancer asks for another address by now. But a
-            // LoadBalancer whose type was changed too may still have its former Service.
+            // Harvester's CRD stores no UIDs. So after a change of leaders, the claim of a
+            // LoadBalancer that was changed to `ipam: dhcp` may have no UID, and the release of the
+            // LoadBalancer's claims does not find it. The Service of a vm LoadBalancer asks for
+            // another address by now. But a LoadBalancer whose type was changed too may still have
+            // its former Service.
             if listeners::is_vm(&lb) {
                 return Some(orphan(None));
             }

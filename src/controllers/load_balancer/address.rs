@@ -1,5 +1,5 @@
 //! Allocation of a LoadBalancer's address: by the ledger, by the host's DHCP client or by the
-//! guest.
+//! announcer.
 //!
 //! Invariant: a decision to withdraw or move an address uses the object that the API server has
 //! now. A view is not enough.

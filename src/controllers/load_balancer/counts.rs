@@ -11,8 +11,9 @@
 //! ingress address of a Service ([`backend_address::fault`]). Until the write, a new address of a
 //! VM is not listed, so a Service that gets this address takes it from the VM. A tenant gains
 //! nothing by the delay: if the Service had the address before the VM, `fault` refuses the address
-//! as well. Until the write, the address of a VM that is being deleted is still
-//! listed, so the VM may drain that much longer at an address that it could keep before.
+//! as well. Until the write, the address of a VM that is being deleted is still listed. So if the
+//! VM could keep its address although a Service has it, the VM may drain there for that much
+//! longer.
 //!
 //! [`backend_address::fault`]: crate::domain::vm_backends::backend_address::fault
 //!
@@ -37,7 +38,7 @@ use crate::k8s::CallError;
 use crate::k8s::informer::split_key;
 use crate::locks::lock;
 
-/// Longest delay of counts.
+/// Delay of the write of counts, from the first change that the write contains.
 const DELAY: Duration = Duration::from_secs(1);
 
 /// Patches that wait, by the LoadBalancer's `namespace/name`.
@@ -51,7 +52,8 @@ struct WaitingPatch {
     due: Instant,
     /// Merge patch with the resourceVersion of the object that it was computed from.
     patch: Value,
-    /// Whether the LoadBalancer is large, so that the write needs a turn.
+    /// Whether the LoadBalancer is large, so that the write also needs a turn of
+    /// [`LbContext::large`].
     large: bool,
 }
 

@@ -33,8 +33,8 @@ use crate::k8s::informer::key;
 /// renew leases but not record the renewals. When the API server is available again, an agent needs
 /// one call for its Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
-/// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
-/// LoadBalancer, or whose leased address must not be published.
+/// Delay of the next reconcile in two cases: another LoadBalancer has the requested DHCP client
+/// identity, or the leased address must not be published.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
 /// Delay of the next reconcile of a LoadBalancer whose DHCPLease is not in the view. No event
 /// reports a change or the expiry of such a lease.
@@ -47,7 +47,8 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// because the reconcile reads the LoadBalancer again, not its DHCPLease.
 const REPETITIONS: usize = 5;
 
-/// Leases the LoadBalancer's address on the host: creates or keeps its DHCPLease.
+/// Leases the LoadBalancer's address on the host: creates or keeps its DHCPLease. If the announcer
+/// leases the address, decides whether to take the lease over.
 pub(super) async fn allocate(
     lb: &LoadBalancer,
     ctx: &LbContext,
@@ -132,8 +133,8 @@ fn decide(
 }
 
 /// Reason why the API server refused to create or change a DHCPLease. `None`: the DHCPLease has
-/// changed, so it must be read again. `Err`: a retry may succeed. `creating`: whether the failed
-/// write was the creation.
+/// changed or is gone, so it must be read again. `Err`: a retry may succeed. `creating`: whether
+/// the failed write was the creation.
 fn refusal(error: CallError, creating: bool) -> Result<Option<NoLease>, CallError> {
     match error {
         CallError::NotFound(_) if creating => Ok(Some(NoLease::Refused(
@@ -208,7 +209,8 @@ pub(super) fn ends_at(lb: &LoadBalancer, ctx: &LbContext) -> Option<Instant> {
 
 /// Time until the LoadBalancer is reconciled again, because no event reports the next change of its
 /// leased address, or the end of the obstacle that `outcome` names. `is_unseen` returns whether the
-/// view lacks the LoadBalancer's DHCPLease. `None`: an event reports it.
+/// view lacks the LoadBalancer's DHCPLease. `None`: an event reports it, or the host does not lease
+/// the address.
 pub(super) fn again(
     outcome: &AddressOutcome,
     is_unseen: impl FnOnce() -> bool,

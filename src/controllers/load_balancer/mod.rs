@@ -45,9 +45,9 @@ use crate::locks::lock;
 use crate::prober::Prober;
 use crate::turns::{CallerTurn, Turns};
 
-/// Maximum number of concurrent writes of LoadBalancers that have an address. A new term can begin
-/// with thousands of such writes. The maximum is small, so that these writes do not delay a
-/// LoadBalancer that waits for its address.
+/// Maximum number of concurrent writes of LoadBalancers that have an address, of Services and of
+/// EndpointSlices. A new term can begin with thousands of such writes. The maximum is small, so
+/// that these writes do not delay a LoadBalancer that waits for its address.
 const WRITES_AT_ONCE: usize = 8;
 /// Maximum number of concurrent writes in addition to [`WRITES_AT_ONCE`]. The additional writes are
 /// reserved for LoadBalancers without an address and for deleted LoadBalancers, because a guest
@@ -67,9 +67,9 @@ const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Number of reconciles of one LoadBalancer that are not delayed after a rest. The rest is
-/// [`RECONCILE_EVERY`] times this number. A LoadBalancer takes fewer from its creation to its
-/// announcement.
+/// Number of reconciles of one LoadBalancer that run without delay, if no reconcile of it ran for
+/// [`RECONCILE_EVERY`] times this number. From its creation to its announcement, a LoadBalancer
+/// needs fewer reconciles.
 const RECONCILES_AT_ONCE: u32 = 20;
 /// Interval of the reconciles of a LoadBalancer that changes all the time. Its EndpointSlices, and
 /// the correction of its Service, are late by at most this time.
@@ -134,8 +134,8 @@ impl LbContext {
         self.began.elapsed() >= VMS_WITHIN
     }
 
-    /// Time until the list of VMs is reported as missing, but at least a second. `None`: it was
-    /// reported long ago.
+    /// Time until the list of VMs is reported as missing, but at least a second. `None`: the term
+    /// has lasted for twice [`VMS_WITHIN`], so the report was made before.
     fn vms_due_in(&self) -> Option<Duration> {
         let elapsed = self.began.elapsed();
         let left = VMS_WITHIN.saturating_sub(elapsed).max(Duration::from_secs(1));
@@ -157,7 +157,8 @@ pub enum ReconcileError {
     /// LoadBalancer, or the decision must not be made from a view.
     #[error("the LoadBalancer, its Service or an EndpointSlice has changed meanwhile")]
     Outdated,
-    /// The API server refuses a necessary write.
+    /// A necessary write is not possible: the API server refuses it, or the object has another
+    /// owner.
     #[error("a write was refused: {0}")]
     Refused(String),
 }
@@ -238,7 +239,8 @@ enum Allocation {
 struct ServingOutcome {
     outcome: AddressOutcome,
     /// State of the Service of a vm load balancer. `None`: the LoadBalancer is a guest load
-    /// balancer, or may not have a Service yet.
+    /// balancer, its finalizer or published address is not stored yet, or it has no address and no
+    /// Service.
     report: Option<ServingStatus>,
     /// Time until the Service must be read again. `None`: an event will report each change of the
     /// Service.
@@ -329,8 +331,8 @@ async fn reconcile(
 }
 
 /// Removes Service, claim and finalizer, in this order. Returns the time until the next pass, while
-/// a finalizer delays the deletion of the Service. The deletion event of the Service triggers a pass
-/// earlier, but a Service has no such event if a user has removed the operator's label.
+/// a finalizer delays the deletion of the Service. The deletion event of the Service triggers a
+/// pass earlier, but a Service has no such event if a user has removed the operator's label.
 async fn withdraw(
     observed: ObservedLb,
     ctx: &LbContext,
@@ -377,8 +379,8 @@ async fn observe_again(
 }
 
 /// Releases the address of a LoadBalancer that was deleted between claim and publication. If the
-/// deletion event came before the claim, nothing else releases the address. Removes the waiting
-/// counts as well, because the deletion event triggers no reconcile.
+/// deletion event came before the claim, only a sweep would release the address later. Removes the
+/// waiting counts as well, because the deletion event triggers no reconcile.
 async fn give_back(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<Duration>, ReconcileError> {
     ctx.counts.discard(&facts::name(lb));
     let owner = facts::owner(lb);

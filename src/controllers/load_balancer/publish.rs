@@ -100,7 +100,8 @@ pub(super) async fn annotate(
 }
 
 /// Patches the LoadBalancer. Before that, waits for a turn, because the number of concurrent writes
-/// is limited. Returns the new metadata. [`ReconcileError::Outdated`]: the object has changed.
+/// is limited. Returns the new metadata. [`ReconcileError::Outdated`]: the object has changed or is
+/// gone.
 async fn write(
     lb: &LoadBalancer,
     patch: &Value,

@@ -18,7 +18,8 @@ use crate::domain::credentials::rivals::made_by;
 use crate::k8s::CallError;
 
 impl RotationRun<'_> {
-    /// Creates, changes and deletes children, if the target is all cloud credentials.
+    /// Creates, changes and deletes children, if the target is all cloud credentials, and Rancher
+    /// has listed them. Does nothing while the TokenRotation is being deleted.
     pub(super) async fn apply_children(&mut self) -> Result<(), CallError> {
         let (spec, namespace) = (&self.rotation.spec, self.namespace());
         let is_one = spec.target.all_cloud_credentials.is_some() && self.plan.deleting.is_none();

@@ -2,9 +2,9 @@
 //!
 //! The recorded state, in the status of a rotation, is evaluated first. The rotation and its target
 //! are read from their servers only if the state requires a step, or if an object that the rotation
-//! depends on has changed. A Rancher reports no change, so what a rotation has there is also read
-//! every five minutes. Invariants: few rotations are reconciled at the same time. Few begin to
-//! replace their credential in one second, however many are due, unless an annotation requests it.
+//! depends on has changed. A Rancher reports no change, so the Rancher is also read every five
+//! minutes. Invariants: few rotations are reconciled at the same time. Few begin to replace their
+//! credential in one second, however many are due, unless an annotation requests it.
 
 mod children;
 mod deletion;
@@ -86,8 +86,8 @@ struct RotationContext {
     queue: UnboundedSender<Name>,
     /// Unpublished credential of each rotation, by the rotation's UID.
     unpublished: Mutex<HashMap<String, UnpublishedToken>>,
-    /// Known state of all cloud credentials, by the UID of the rotation whose target is all of
-    /// them.
+    /// Known state of all cloud credentials. The key is the UID of the rotation whose target is all
+    /// cloud credentials.
     inventories: Mutex<HashMap<String, CredentialInventory>>,
     /// TokenRotations whose next reconcile must not be skipped, for example because one of their
     /// Secrets has changed.
@@ -279,9 +279,9 @@ impl RotationContext {
     /// recorded, the pause is over, or the rotation is newer than the recorded version. Because of
     /// the pause, the events of this process's own writes trigger no reconcile.
     ///
-    /// Correctness does not need this, because each reconcile reads the record and the target again
-    /// before it decides. But [`Self::idle_time`] is `None` with a Rancher. So without this, each
-    /// write of the status would cause another read of the Rancher at once, not after the pause.
+    /// Correctness does not need this pause, because each reconcile reads the TokenRotation and the
+    /// target again before it decides. But [`Self::idle_time`] is `None` with a Rancher. So without
+    /// the pause, each write of the status would cause another read of the Rancher at once.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
         let resting = lock(&self.resting);

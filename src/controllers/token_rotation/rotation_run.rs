@@ -17,7 +17,9 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer};
 
-/// Longest interval between two reads of the Rancher of one TokenRotation.
+/// Longest time until a TokenRotation reads its Rancher again. No event reports a change there.
+/// Without rights in the namespace, no Rancher is read. A TokenRotation that does nothing, because
+/// another one has precedence, is reconciled again after this time at the latest.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
 /// Deadline for the test of a new credential at a server that may not answer. The deadline is
 /// short, because the test is part of a reconcile, and few reconciles run at the same time.
@@ -34,7 +36,8 @@ pub(super) struct RotationRun<'a> {
     pub(super) clock: ServerClock,
     /// Reason why the content of the target is unknown. `None`: the content was read.
     pub(super) unknown: Option<UnknownTarget>,
-    /// State read from the Rancher, if the spec names one.
+    /// State read from the Rancher. `None`: the spec names no Rancher, or the Rancher could not be
+    /// read.
     pub(super) session: Option<RancherSession>,
     /// Message about another TokenRotation that has precedence for the same credential. `None`:
     /// there is no such TokenRotation.

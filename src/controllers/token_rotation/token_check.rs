@@ -1,9 +1,9 @@
 //! Checks of the token in use in a Rancher, once a minute between two reconciles. So a token that
 //! was revoked by hand is replaced about a minute later, although no event reports the revocation.
 //!
-//! Invariants: a check is one call. The call uses the API key and not the token, so that only the
-//! token's users change the token's time of last use. A check decides nothing. A difference only
-//! triggers a reconcile.
+//! Invariants: a check makes one call to the Rancher. The call uses the API key and not the token,
+//! so that only the token's users change the token's time of last use. A check decides nothing. A
+//! difference only triggers a reconcile.
 
 use std::time::{Duration, Instant};
 
@@ -58,8 +58,8 @@ impl RotationRun<'_> {
 }
 
 /// Checks the token in use, if a check is due. Returns the time until the next check, or
-/// `Duration::MAX` if no check is scheduled. `None`: the state of the token has changed, so a
-/// reconcile is required.
+/// `Duration::MAX` if no check is scheduled. `None`: a reconcile is required, because the state of
+/// the token has changed, or the Rancher cannot be called.
 pub(super) async fn check_if_due(
     context: &RotationContext,
     rotation: &TokenRotation,

@@ -4,9 +4,9 @@
 //!
 //! * Slices are written before the Service, because kube-vip 1.2 does not announce a Service
 //!   without endpoints.
-//! * A Service of another address family is deleted before its slices are replaced. Without them,
-//!   the announcing node itself would answer at its address. Until the Service is gone, its slices
-//!   follow the VMs.
+//! * A Service of another address family is deleted before its slices are replaced. Without slices,
+//!   the announcing node itself would answer at the Service's address. Until the Service is gone,
+//!   its slices follow the VMs.
 //! * No object of another owner is written. If the Service has another owner, no slice is written
 //!   either.
 //! * The LoadBalancer's own Service is deleted before its slices. The slices are deleted only when
@@ -136,8 +136,8 @@ fn again(service: &ServiceState, had_others: bool, has_vms: bool) -> Option<Dura
     }
 }
 
-/// Ends the health checks of the VMs, and deletes the Service of a LoadBalancer that has no address.
-/// The LoadBalancer may have had an address, and lost it to a LoadBalancer whose claim has
+/// Ends the health checks of the VMs, and deletes the Service of a LoadBalancer that has no
+/// address. The LoadBalancer may have had an address, and lost it to a LoadBalancer whose claim has
 /// precedence. While a finalizer delays the deletion, the Service may still be announced, and
 /// `status.address` still shows its address. So the DHCPLease of this address stays.
 async fn end_service(
@@ -154,10 +154,10 @@ async fn end_service(
     Ok(ServingOutcome { outcome, report, again })
 }
 
-/// Deletes the Service that a guest load balancer has from a time when it was of type vm, and then
-/// its slices. Harvester's CRD does not refuse a change of the type. While a finalizer delays the
-/// deletion, the ledger keeps the claims of the Service's addresses. After such a delay the slices
-/// stay until the LoadBalancer is deleted: without a Service, they lead nowhere.
+/// Deletes the Service, and then the slices, that a guest load balancer still has because its type
+/// was vm before. Harvester's CRD does not refuse a change of the type. While a finalizer delays
+/// the deletion, the ledger keeps the claims of the Service's addresses. After such a delay the
+/// slices stay until the LoadBalancer is deleted: without a Service, they lead nowhere.
 async fn end_former_service(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
     let is_served = ServiceTarget::new(lb, ctx).own().is_some();
     if is_served { withdraw(lb, ctx).await.map(drop) } else { Ok(()) }
@@ -285,8 +285,9 @@ pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool,
 
 /// Deletes the Service of a LoadBalancer that has no address at present, or loses its address.
 /// Keeps the settings of users for the next Service, which is created when the LoadBalancer has an
-/// address again. Returns whether the Service is gone. `false`: a finalizer delays the deletion. The
-/// health checks of the VMs go on until the Service is gone, because its slices may follow the VMs.
+/// address again. Returns whether the Service is gone. `false`: a finalizer delays the deletion.
+/// The health checks of the VMs go on until the Service is gone, because its slices may follow the
+/// VMs.
 pub(super) async fn suspend(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
     let is_gone = at.remove_service(KeptSettings::Kept).await?;
@@ -305,8 +306,8 @@ fn into_error(obstacle: WriteObstacle) -> ReconcileError {
     }
 }
 
-/// Obstacle after a write of an object failed with `error`. If the object has changed since the view
-/// was updated, reads it into the view by `read`, and the reconcile begins again.
+/// Obstacle after a write of an object failed with `error`. If the object has changed since the
+/// view was updated, reads it into the view by `read`, and the reconcile begins again.
 async fn not_written(
     error: CallError,
     read: impl Future<Output = Result<(), WriteObstacle>>,
@@ -414,8 +415,8 @@ impl<'a> ServiceTarget<'a> {
 mod tests {
     use super::*;
 
-    /// A finalizer may delay the end of a Service for days, and a fault of the spec may stay as long.
-    /// VMs that cannot be listed delay every change of a Service. Each reconcile reads the
+    /// A finalizer may delay the end of a Service for days, and a fault of the spec may stay as
+    /// long. VMs that cannot be listed delay every change of a Service. Each reconcile reads the
     /// LoadBalancer.
     #[test]
     fn a_service_that_another_program_or_a_fault_holds_is_looked_at_rarely() {

@@ -112,8 +112,8 @@ impl ServiceTarget<'_> {
         Err(self.unsettled("Service").into())
     }
 
-    /// State of a Service whose deletion is not complete. The deletion event of the Service triggers
-    /// the next reconcile.
+    /// State of a Service whose deletion is not complete. The deletion event of the Service
+    /// triggers the next reconcile.
     pub(super) fn waiting(&self) -> ServiceState {
         ServiceState::Waiting(self.stored().and_then(|stored| stored.finalizer))
     }

@@ -39,8 +39,9 @@ impl ServiceTarget<'_> {
         let CarriedSettings { text, mut lost } = settings::of(&service);
         let mut written = self.annotate_slice(|_| true, &json!(text)).await;
         if let Err(WriteObstacle::Refused(why)) = &written {
-            // Perhaps the settings are too long together with the other annotations of the slice. The
-            // next Service must not lose its source ranges, because it would let all clients in.
+            // Perhaps the settings are too long together with the other annotations of the slice.
+            // The next Service must not lose its source ranges, because it would let all clients
+            // in.
             let reduced = settings::without_metadata(&service);
             if reduced.text != text {
                 tracing::warn!(
@@ -83,7 +84,8 @@ impl ServiceTarget<'_> {
     }
 
     /// Creates the Service, with the settings of users from the deleted Service. The slices store
-    /// these settings.
+    /// these settings. If the API server refuses this Service, a second try asks for no particular
+    /// cluster IPs and node ports.
     pub(super) async fn create_service(&self, service: Value) -> Result<FullService, CallError> {
         let settings = self.settings().await?;
         let writer = &self.ctx.shared.writer;
