@@ -6,9 +6,10 @@
 //! * the source with the most connections loses one, even if all of them are busy. But no source
 //!   loses a connection to a source that has as many. So a source that opens many connections takes
 //!   none from a source with few, such as an API server;
-//! * a source first loses a connection without a whole request, and last one whose answer is being
-//!   sent. Only such an answer can be lost, and a request that comes with the last part of the
-//!   handshake. The client of any other request sends it again.
+//! * a connection without a whole request is closed first, and a connection whose answer is being
+//!   sent is closed last. Two things can be lost: an answer that is being sent, and a request that
+//!   comes with the last part of the handshake. Clients repeat all other requests of a connection
+//!   that was closed.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -41,7 +42,7 @@ impl std::fmt::Display for ConnectionSource {
 pub enum ConnectionPhase {
     /// The TLS handshake is under way.
     Greeting,
-    /// No byte has come since the last answer.
+    /// No byte has come since the last answer, or since the handshake.
     Idle,
     /// A part of a request's head has come.
     Heading,
@@ -73,9 +74,11 @@ struct ConnectionSeat<T> {
 }
 
 impl<T> ConnectionSeat<T> {
-    /// Rank among the connections of one source. The connection with the lowest rank is closed
-    /// first. Of the requests that are being processed, the oldest will be answered next. So the
-    /// newest goes first, and a source with too many requests still gets answers.
+    /// Rank among the connections of the sources that have the most. The connection with the lowest
+    /// rank is closed first. Among connections without a whole request, and among answers that are
+    /// being sent, the oldest phase goes first. Of the requests that are being processed, the
+    /// oldest will be answered next. So the newest goes first, and a source with too many requests
+    /// still gets answers.
     fn rank(&self) -> (u8, Duration) {
         match self.phase {
             ConnectionPhase::Working => (1, Duration::MAX.saturating_sub(self.since)),

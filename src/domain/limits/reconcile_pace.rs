@@ -18,7 +18,7 @@ const FEW: usize = 1024;
 /// offsets on one monotonic clock.
 #[derive(Debug)]
 pub struct ReconcilePace {
-    /// Bucket of an object that has not been reconciled for some time.
+    /// Full bucket. It counts as the bucket of an object that `buckets` does not have.
     full: TokenBucket,
     /// Buckets by the object's UID.
     buckets: HashMap<String, TokenBucket>,
@@ -33,8 +33,8 @@ impl ReconcilePace {
         Self { full: TokenBucket::new(most, every), buckets: HashMap::new(), prune_at: FEW }
     }
 
-    /// Takes a token for a reconcile of the object `uid` at the time `now`. `Err`: the reconcile
-    /// must wait for the time that is the error's value.
+    /// Takes a token for a reconcile of the object `uid` at the time `now`. `Err`: no token is
+    /// left. The error's value is the time until which the reconcile must wait.
     pub fn take(&mut self, uid: &str, now: Duration) -> Result<(), Duration> {
         if let Some(bucket) = self.buckets.get_mut(uid) {
             return bucket.take(now);
@@ -46,8 +46,8 @@ impl ReconcilePace {
         taken
     }
 
-    /// Removes full buckets if there are many buckets. Then as many again are added before the next
-    /// removal.
+    /// Removes full buckets if there are at least `prune_at` buckets. The next removal is due when
+    /// the number of the buckets that are left has doubled, and is at least [`FEW`].
     fn prune(&mut self, now: Duration) {
         if self.buckets.len() >= self.prune_at {
             self.buckets.retain(|_, bucket| !bucket.is_full(now));

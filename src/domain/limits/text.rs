@@ -1,7 +1,7 @@
 //! Maximum lengths of texts that are stored and reported, and the cut of longer texts.
 
-/// Maximum length, in bytes, of a text that is written into a condition, an Event or an annotation,
-/// or that admission answers.
+/// Maximum length, in bytes, of a message in a condition, an error or a webhook's answer, and of an
+/// annotation of a LoadBalancer or network that is kept in memory.
 pub const LONGEST_TEXT: usize = 1024;
 /// Maximum length, in bytes, of a name, an address, a time or another short field of an object that
 /// is kept in memory.
@@ -41,8 +41,8 @@ pub fn some_of(items: impl ExactSizeIterator<Item = String>, most: usize) -> Str
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
-/// Returns the text if it has at most `longest` bytes. `None`: the text is longer. A name that
-/// decides is not cut, because a cut name could be another object's.
+/// Returns the text if it has at most `longest` bytes. `None`: the text is longer. A name or UID
+/// that identifies an object is not cut, because the cut text could identify another object.
 pub fn within(text: &str, longest: usize) -> Option<&str> {
     Some(text).filter(|text| text.len() <= longest)
 }

@@ -25,13 +25,14 @@ pub struct HostLink {
 /// Whether announcers reach a network through a VLAN link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NetworkReach {
-    /// The link works on each node where an announcer may run.
+    /// The link works on each node where an announcer may run, or the network is untagged and needs
+    /// no link.
     Ready,
     /// A HostNetworkConfig for the bridge and VLAN exists, but the link does not work on some nodes
     /// where an announcer may run. The value is the names of these nodes.
     Missing(Vec<String>),
-    /// No HostNetworkConfig for the bridge and VLAN exists, or the nodes where an announcer may run
-    /// are not known.
+    /// No HostNetworkConfig for the bridge and VLAN exists, the bridge and VLAN are not known, or
+    /// the nodes where an announcer may run are not known.
     #[default]
     NotConfigured,
 }

@@ -1,5 +1,5 @@
-//! Networks of the host cluster: the bridge and VLAN of a VM network, and the segments on which its
-//! addresses are visible.
+//! Networks of the host cluster: the bridge and VLAN of a VM network, the segments on which its
+//! addresses are visible, and the addresses that the cluster itself uses.
 
 pub mod host_links;
 pub mod infrastructure;
@@ -7,7 +7,7 @@ pub mod infrastructure;
 /// Bridge of the nodes' own network.
 const MANAGEMENT_BRIDGE: &str = "mgmt-br";
 
-/// Bridge and VLAN by which kube-vip reaches the network that a LoadBalancer names.
+/// Bridge and VLAN by which nodes reach a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkAttachment {
     /// Bridge of the cluster network, the same on every node.
@@ -16,7 +16,7 @@ pub struct NetworkAttachment {
     pub vlan: u16,
 }
 
-/// Network segment on which addresses of a pool are announced.
+/// Network segment on which addresses are announced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Segment {
     /// The nodes' own network.
@@ -26,8 +26,9 @@ pub enum Segment {
     Vlan(String, u16),
     /// A network with this name, whose bridge and VLAN are unknown.
     Named(String),
-    /// Unknown segment, because the networks are not listed yet, or the pool was deleted and
-    /// nothing shows its network. Counts as every segment.
+    /// Unknown segment, which counts as every segment. Examples: the networks are not listed yet,
+    /// the pool of an address was deleted and nothing shows its network, or the network of a
+    /// LoadBalancer is not known.
     Unlisted,
 }
 

@@ -1,4 +1,6 @@
-//! Rules for VM load balancers: their VMs and health checks, their Service and EndpointSlices.
+//! Rules for VM load balancers: their VMs and health checks, their Service and EndpointSlices. Also
+//! rules for two other facts about VMs: their topology annotations, and the network of a guest
+//! cluster.
 
 pub mod backend_address;
 pub mod endpoint_slices;

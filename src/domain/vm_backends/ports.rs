@@ -17,13 +17,13 @@ pub struct ListenerPort {
     pub backend_port: u16,
 }
 
-/// Port that every endpoint in an EndpointSlice serves.
+/// Port of an EndpointSlice. All endpoints of the slice have this port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EndpointPort {
     /// Name of the listener whose traffic the port serves.
     pub name: String,
-    /// Protocol: TCP or UDP.
+    /// Protocol, such as TCP.
     pub protocol: String,
-    /// Port of the VMs, or of the sink.
+    /// Port of the VMs, or of the sink. 0: the stored slice has no valid number.
     pub port: u16,
 }

@@ -1,9 +1,11 @@
 //! Check whether a VM may have the addresses that it reports.
 //!
 //! A guest agent can report any address, because root in the guest controls the guest agent. The
-//! cluster's nodes send traffic and probes to the accepted addresses. So on the pod network, only
-//! the addresses of the VM's own pods are accepted, and none of a node. On other networks,
-//! addresses of the cluster and addresses outside the network are refused.
+//! cluster's nodes send traffic and probes to the accepted addresses. So on the pod network, an
+//! address is accepted only if a pod of the VM has it, and it is no address of a node. On other
+//! networks, three kinds of addresses are refused: addresses of the cluster, the address of the
+//! network's router, and addresses outside the network. The LoadBalancer's own address is refused
+//! on every network.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,7 +20,7 @@ use crate::network::infrastructure::Reserved;
 pub struct NetworkRange {
     /// CIDR of the network.
     pub cidr: IpNet,
-    /// Address of the network's router. `None`: the annotation names none.
+    /// Address of the network's router. `None`: the annotation has no valid address.
     pub gateway: Option<IpAddr>,
 }
 
@@ -42,7 +44,8 @@ pub struct AddressRules<'a> {
 pub enum AddressFault {
     /// The address is the LoadBalancer's own.
     Own,
-    /// The VM is on the pod network, and none of its pods has the address.
+    /// The VM reports the address on the pod network, and none of its pods has the address. Pods
+    /// that have ended do not count.
     NotOfPod,
     /// An object of the cluster has the address.
     Reserved(Reserved),
@@ -91,7 +94,7 @@ pub fn fault(
             return Some(AddressFault::NotOfPod);
         }
         // KubeVirt's pods are not on the host's network. A tenant can create a pod that looks like
-        // KubeVirt's and is on it, and so has the addresses of its node.
+        // KubeVirt's, and put it on the host's network. Such a pod has the addresses of its node.
         return (rules.reserved)(address).filter(Reserved::is_host).map(AddressFault::Reserved);
     }
     // `had` looks up the VM in a map that is made once for all VMs. `listed` searches the addresses

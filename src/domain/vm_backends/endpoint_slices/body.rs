@@ -13,8 +13,9 @@ use super::super::lb_identity::{LbIdentity, owner_reference};
 use super::super::ports::EndpointPort;
 use api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, MANAGER};
 
-/// Annotation with the time of the last event that changed a slice's endpoints. kube-proxy uses the
-/// time for its metric of programming latency.
+/// Annotation with a time, from which kube-proxy computes its metric of programming latency. In
+/// Kubernetes, this is the time of the last event that changed the slice's endpoints. The operator
+/// sets it to the time of its write.
 const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Body of a request that writes an EndpointSlice.
@@ -55,7 +56,7 @@ struct TargetRef<'a> {
 }
 
 /// Body of a new EndpointSlice of the LoadBalancer `lb`. `name`: name of the slice. `triggered`:
-/// RFC 3339 time of the event that caused the write.
+/// time (RFC 3339) for the annotation `TRIGGERED`.
 pub fn create<'a>(
     lb: LbIdentity<'a>,
     name: &str,
@@ -82,7 +83,7 @@ pub fn create<'a>(
 
 /// Merge patch that replaces the ports and endpoints of a stored slice of the LoadBalancer `lb`,
 /// and sets the operator's labels. `version`: resourceVersion that the stored slice must have.
-/// `triggered`: RFC 3339 time of the event that caused the write.
+/// `triggered`: time (RFC 3339) for the annotation `TRIGGERED`.
 pub fn patch<'a>(
     lb: LbIdentity<'a>,
     version: &str,

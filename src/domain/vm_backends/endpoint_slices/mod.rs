@@ -52,12 +52,14 @@ pub struct StoredSlice {
     pub owner: String,
     /// `addressType`; `None` for a type that this operator does not write.
     pub family: Option<AddressFamily>,
-    /// Ports of the slice that were read, sorted.
+    /// Ports of the slice, sorted. If the slice has too many ports, the last ones are left out.
     pub ports: Vec<EndpointPort>,
-    /// Endpoints of the slice that were read.
+    /// Endpoints of the slice. Invalid endpoints are left out. If the slice has too many endpoints,
+    /// or too long texts, the last endpoints are left out.
     pub endpoints: Vec<VmEndpoint>,
-    /// Whether the slice has this operator's labels, and endpoints with only the fields and values
-    /// that this operator writes, and all its ports and endpoints were read.
+    /// Whether the slice has the form that this operator writes: it has the operator's labels, its
+    /// endpoints have only fields and values that the operator writes, and no port or endpoint was
+    /// left out.
     pub sound: bool,
     /// Whether an annotation of the slice stores the settings of a deleted Service. If so, the
     /// slice must stay until the Service is created again with these settings.
@@ -83,7 +85,7 @@ pub enum SliceWrite {
         /// Endpoints of the slice.
         endpoints: Vec<VmEndpoint>,
     },
-    /// Replace the slice's endpoints, ports and labels, which makes the slice
+    /// Replace the slice's endpoints and ports, and set the operator's labels. This makes the slice
     /// [`StoredSlice::sound`].
     Update {
         /// Name of the slice.
@@ -93,7 +95,8 @@ pub enum SliceWrite {
         /// Endpoints of the slice.
         endpoints: Vec<VmEndpoint>,
     },
-    /// Delete the slice, because the slice is empty or has the wrong address family.
+    /// Delete the slice, for one of these reasons: no endpoint is left for it, it has the wrong
+    /// address family, or the LoadBalancer has no Service of its own.
     Delete {
         /// Name of the slice.
         name: String,

@@ -34,16 +34,16 @@ impl AddressFamily {
 }
 
 /// Endpoint behind the address of a LoadBalancer: a VM, or the sink, which takes the traffic while
-/// no VM does.
+/// no VM does. [`super::endpoint_slices::sink_endpoint`] describes the fields of the sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmEndpoint {
     /// Address of the VM.
     pub address: IpAddr,
     /// Name of the VM, which is in the LoadBalancer's namespace. For the sink: name of the Service.
     pub name: Arc<str>,
-    /// UID of the VM.
+    /// UID of the VM. For the sink: [`super::endpoint_slices::SINK_UID`].
     pub uid: Arc<str>,
-    /// Node that the VM runs on; empty if not known.
+    /// Node that the VM runs on; empty if not known. For the sink: the announcing node.
     pub node: Arc<str>,
     /// Whether the VM can serve clients: it runs, is ready and passes its health check.
     pub serving: bool,
@@ -65,7 +65,8 @@ pub enum VmBackend {
     NotRunning,
     /// The VM runs, but no address of the Service's family on the wanted network is known.
     NoAddress,
-    /// The VM runs, but reports only addresses that it may not have.
+    /// The VM runs. On the wanted network, it reports at least one address of the Service's family
+    /// that it may not have, and none that it may have.
     Refused {
         /// Name of the VM.
         name: Arc<str>,

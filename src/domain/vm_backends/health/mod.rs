@@ -4,9 +4,10 @@
 //!
 //! * A verdict changes only after as many consecutive results as the check demands. So a backend
 //!   that fails now and then is not removed and added all the time.
-//! * Only the module `spec` reads the field `spec.healthCheck` of LoadBalancers. `spec` checks
-//!   every part of the field and does not rely on the CRD's schema, because the API server may
-//!   serve Harvester's own CRD, which does not have the operator's rules.
+//! * Only the module `spec` makes settings of probes from the field `spec.healthCheck` of
+//!   LoadBalancers. `spec` checks every part of the field and does not rely on the CRD's schema,
+//!   because the API server may serve Harvester's own CRD, which does not have the operator's
+//!   rules.
 
 mod doubt;
 mod schedule;
@@ -57,9 +58,9 @@ pub enum BackendProbe {
     Tcp,
     /// HTTP: the backend must answer a GET.
     Http(ProbeRequest),
-    /// HTTPS: the backend must answer a GET within TLS. If certificates in PEM are given, one of
-    /// them must have signed the backend's certificate. Otherwise, the backend's certificate is not
-    /// verified.
+    /// HTTPS: the backend must answer a GET within TLS. Field 1: CA certificates in PEM. The
+    /// backend's certificate is verified with these CAs alone. `None`: the backend's certificate is
+    /// not verified.
     Https(ProbeRequest, Option<String>),
 }
 
@@ -139,8 +140,8 @@ pub struct BackendHealth {
     passes: bool,
     /// Number of consecutive results that contradict the verdict.
     against: u32,
-    /// Time of the last probe that passed while the backend was healthy; zero if there was no such
-    /// probe in this process.
+    /// Time of the last probe that passed while the verdict was healthy, or that made the verdict
+    /// healthy. Zero: there was no such probe in this process.
     passed: Duration,
     /// Time of the first failure after `passed`. `None`: there is no such failure, or the backend
     /// was never healthy.
@@ -152,8 +153,9 @@ pub struct BackendHealth {
 }
 
 impl BackendHealth {
-    /// Health of a backend that this process has not probed yet. `healthy`: whether an earlier
-    /// leader published the backend as healthy; `false` for an unknown backend.
+    /// Health of a backend that has no result of the present check yet. `healthy`: whether the
+    /// backend counted as healthy before, for an earlier leader or an earlier check; `false` for an
+    /// unknown backend.
     pub const fn assumed(healthy: bool) -> Self {
         let passed = Duration::ZERO;
         Self { passes: healthy, against: 0, passed, failing: None, held: false, settled: false }

@@ -11,10 +11,10 @@ use api::{LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 pub const MOST_LABELS: usize = 16;
 /// Maximum number of values in `spec.backendServerSelector`, counted over all labels together.
 pub const MOST_VALUES: usize = 64;
-/// Longest name of a label in `spec.backendServerSelector`, in characters, with its prefix and the
-/// slash (Kubernetes' own limit).
+/// Longest name of a label in `spec.backendServerSelector`, in bytes, with its prefix and the slash
+/// (Kubernetes' own limit; labels are ASCII).
 pub const LONGEST_LABEL: usize = 317;
-/// Longest value of a label in `spec.backendServerSelector`, in characters (Kubernetes' own limit).
+/// Longest value of a label in `spec.backendServerSelector`, in bytes (Kubernetes' own limit).
 pub const LONGEST_VALUE: usize = 63;
 
 /// Selector of VMs: for each label of the map, the VM must have one of the label's values. An empty
@@ -27,7 +27,7 @@ pub fn is_vm(lb: &LoadBalancer) -> bool {
 }
 
 /// Selector of the LoadBalancer's VMs. `None`: the LoadBalancer is not of type vm, or its selector
-/// is empty or has a fault.
+/// is missing, is empty or has a fault.
 pub fn selector(lb: &LoadBalancer) -> Option<&VmSelector> {
     let selector = lb.spec.backend_server_selector.as_ref().filter(|_| is_vm(lb))?;
     Some(selector).filter(|all| !all.is_empty() && selector_fault(&lb.spec).is_none())
@@ -79,8 +79,8 @@ pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
 }
 
-/// Listeners of the spec, in its order. The error names the field, the fault and a valid value. The
-/// operator's CRD refuses specs with the same faults; Harvester's own CRD accepts them.
+/// Listeners in the order of the spec. The error names the field, the fault and a valid value. The
+/// operator's CRD refuses v1beta1 specs with the same faults; Harvester's own CRD accepts them.
 pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
     if spec.listeners.is_empty() {
         return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());

@@ -20,8 +20,8 @@ pub struct BackendCounts {
     pub endpoints: Vec<VmEndpoint>,
     /// Number of running VMs without a suitable address. The VMs in `refused` are included.
     pub without_address: usize,
-    /// Running VMs that report only addresses that they may not have: the name of each VM, its
-    /// first such address, and the reason. The list is sorted by name.
+    /// Running VMs in the state [`VmBackend::Refused`]: the name of each VM, the first address that
+    /// was refused, and the reason. The list is sorted by name.
     pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
     /// Number of VMs that fail their health check, and would otherwise be ready.
     pub unhealthy: usize,
@@ -99,16 +99,18 @@ pub enum ServiceState {
     /// The Service is as it must be, or is not compared because VMs cannot be listed.
     #[default]
     Ours,
-    /// The Service cannot be created, because of a fault in the spec or the name. The text
-    /// describes the fault.
+    /// The Service is not written, because the spec or the name of the LoadBalancer has a fault.
+    /// The text describes the fault.
     Faulty(String),
-    /// A Service with this name belongs to another owner, as the text describes.
+    /// The Service, or an EndpointSlice that the operator must write, belongs to another owner. The
+    /// text describes the owner.
     Foreign(String),
-    /// The API server refused the Service, for the reason in the text.
+    /// The API server refused a write of the Service or of an EndpointSlice, for the reason in the
+    /// text.
     Refused(String),
-    /// The Service cannot be created yet, because an earlier Service of the same name must be
-    /// deleted first. The text is the finalizer that delays the deletion. `None`: no finalizer is
-    /// known.
+    /// The deletion of the Service has begun, and is not complete. A new Service of this name can
+    /// be created only after that. The text is the finalizer that delays the deletion. `None`: no
+    /// finalizer is known.
     Waiting(Option<String>),
     /// kube-vip must ignore the new Service for this length of time, until kube-proxy has rules for
     /// it.
@@ -121,11 +123,11 @@ pub struct ServingStatus {
     /// State of the Service.
     pub service: ServiceState,
     /// Addresses at which the LoadBalancer's Service is announced, from its
-    /// `status.loadBalancer.ingress`. They do not depend on `service`. Empty if there is no
-    /// Service.
+    /// `status.loadBalancer.ingress`. The addresses do not depend on `service`. Empty if the
+    /// LoadBalancer has no Service of its own, or the Service is not announced.
     pub ingress: Vec<String>,
-    /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so no VM is reported and no
-    /// endpoint is changed.
+    /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, or the LoadBalancer has no
+    /// address. In both cases, no VM is reported and no endpoint is changed.
     pub backends: Option<BackendCounts>,
     /// Text from [`super::listeners::selector_hint`]. `None`: no hint.
     pub selector_hint: Option<String>,
@@ -136,14 +138,14 @@ pub struct ServingStatus {
     /// doubted, because most VMs failed at once. `None`: no failure is doubted.
     pub doubted: Option<String>,
     /// Interface on which the address is announced, and the reason why this interface is not a
-    /// working link of the LoadBalancer's network. `None`: the address is announced on a working
-    /// link of the network, the LoadBalancer names no network, or a user set the interface.
+    /// working link of the address's network. `None`: there is no such reason, as
+    /// [`super::service::WantedService::misplacement`] describes.
     pub misplacement: Option<String>,
     /// Setting of the Service that does not have its documented effect. `None`: there is no such
     /// setting.
     pub misfit: Option<SettingMisfit>,
     /// Former address of the LoadBalancer, which the status still publishes, while the Service is
-    /// not announced at another address yet. `None` in all other cases.
+    /// not announced at any address. `None` in all other cases.
     pub moving_from: Option<IpAddr>,
 }
 
@@ -164,8 +166,9 @@ impl ServingStatus {
 pub const DOUBTED: &str =
     "most VMs of many load balancers stopped answering together, so the fault may be the prober's";
 
-/// Status, reason and message of the `Ready` condition of a VM load balancer that has an address.
-/// `report`: facts about its VMs and its Service. `asked`: address for which the Service asks.
+/// Status, reason and message of the `Ready` condition of a VM load balancer that has an address,
+/// or whose announcer leases one. `report`: facts about its VMs and its Service. `asked`: address
+/// for which the Service asks.
 pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static str, String) {
     let not = |reason, message: &str| (ConditionStatus::False, reason, message.to_owned());
     match &report.service {

@@ -1,6 +1,6 @@
 //! Index from a VM to the LoadBalancers that select it by its labels, and from a LoadBalancer to
-//! its VMs. A change of one object scans neither all VMs nor all LoadBalancers. A search by a
-//! selector in kube-runtime's store would scan them all.
+//! its VMs. A change of one VM, pod or LoadBalancer scans neither all VMs nor all LoadBalancers. A
+//! search by a selector in kube-runtime's store would scan them all.
 //!
 //! The index owns the facts about VMs and their pods. Invariants:
 //!
@@ -133,7 +133,8 @@ impl LabelIndex {
     }
 
     /// Stores a new or changed pod. Returns the LoadBalancers whose endpoints may change. `pod`:
-    /// `None` if the pod is gone, or does not run a VM. The pod is then removed from the index.
+    /// `None` if the pod is gone, or does not run a VM. In both cases, the pod is removed from the
+    /// index.
     pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<VmPod>) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let Some(pod) = pod else { return self.drop_pod(&key) };
@@ -417,8 +418,8 @@ fn qualified(namespace: &str, name: &str) -> Box<str> {
 /// to find two pairs with the same key. Therefore the key is a cryptographic digest. Its 16 bytes
 /// take less memory than the text.
 fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
-    // A namespace contains no slash, and a label's value no `=`, so two pairs never have the same
-    // text.
+    // A namespace contains no slash, and the labels of a VM contain no `=`. So two pairs that VMs
+    // can have never have the same text.
     let digest = Sha256::digest(format!("{namespace}/{label}={value}"));
     std::array::from_fn(|at| digest[at])
 }

@@ -1,9 +1,9 @@
 //! Interfaces on which kube-vip is asked to announce Services, and on which it announces them.
 //!
-//! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go). It
-//! cannot serve a Service if a node does not have the Service's interface. So the operator asks for
-//! a VLAN only if each node that may announce has a working link for the VLAN. A Service that is
-//! not announced yet is created again if it needs another interface.
+//! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go). On
+//! a node without this interface, kube-vip cannot serve the Service. So the operator asks for a
+//! VLAN only if each node that may announce has a working link for the VLAN. A Service that is not
+//! announced yet is created again if it needs another interface.
 
 use serde_json::{Map, Value, json};
 
@@ -30,9 +30,13 @@ impl WantedService<'_> {
     }
 
     /// Interface on which the address is announced, and the reason why this interface is not a
-    /// working link of the LoadBalancer's network. An announced address stays on its interface, even
-    /// if a node loses the link. `None`: no network is named, a user set the interface, or the
-    /// address is announced on a working link of the network.
+    /// working link of the address's network. An announced address stays on its interface, even if
+    /// a node loses the link. `None` in each of these cases:
+    ///
+    /// * The address is on the nodes' own network.
+    /// * A user set the interface.
+    /// * The interface is a working link of the network, or will be: there is no Service yet.
+    /// * The operator chose the interface earlier, and the network is not known now.
     pub fn misplacement(&self, stored: Option<&StoredService>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
         let hint = |key: &str| stored.and_then(|stored| stored.annotations.get(key));
@@ -42,7 +46,7 @@ impl WantedService<'_> {
         }
         let place = asked.map_or("the announcer's default interface", String::as_str);
         let Some(attachment) = self.attachment else {
-            // An interface that was the network's stays, while the network is unknown.
+            // The network is unknown now. An interface that the operator chose earlier stays.
             return asked
                 .is_none()
                 .then(|| format!("{place}: nodes have no bridge for network {network}"));
@@ -90,8 +94,8 @@ pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -
 /// Returns the changes of the Service's [`hints`], by these rules:
 ///
 /// * An announced address stays on its interface.
-/// * Hints of a user stay. Hints that come from a network are removed when the LoadBalancer no
-///   longer names that network.
+/// * Hints of a user stay. Hints that come from a network are removed when the address is no longer
+///   on that network.
 /// * A hint with a VLAN is removed at once, if an earlier version of the operator wrote the hint.
 ///   kube-vip would fail on this VLAN at its next start.
 pub(super) fn changed_hints(

@@ -46,10 +46,12 @@ pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
 /// Annotation with the external traffic policy that the Service had at its creation. If the Service
-/// now has another policy, the policy was changed after the creation.
+/// now has another policy, the policy was changed after the creation. To a Service without the
+/// annotation, the operator adds it with the present policy.
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
 /// Annotation with the ports that the Service had at its creation. If the LoadBalancer no longer
-/// has one of these ports, the port was removed after the creation.
+/// has one of these ports, the port was removed after the creation. To a Service without the
+/// annotation, the operator adds it with the present ports.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 /// Annotation with the node that last announced a Service, written by kube-vip.
 pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
@@ -98,7 +100,7 @@ pub struct StoredService {
     pub source_range: Option<String>,
     /// First of `spec.ipFamilies`. `None`: the Service names no family.
     pub family: Option<AddressFamily>,
-    /// `spec.ports`.
+    /// `spec.ports`, at most one more than a LoadBalancer may have.
     pub ports: Vec<StoredPort>,
     /// Addresses at which an announcer announces the Service: `status.loadBalancer.ingress[].ip`,
     /// without an address that the operator itself wrote ([`NOT_ANNOUNCED`]).
@@ -110,26 +112,28 @@ pub struct StoredService {
 pub struct StoredPort {
     /// Name of the port; may be empty if it is the only port.
     pub name: String,
-    /// Protocol: TCP or UDP.
+    /// Protocol: TCP, UDP, or another one that a user has set.
     pub protocol: String,
     /// Port at the address of the LoadBalancer.
     pub port: i32,
-    /// Port of the endpoints (`targetPort`), 1 to 65535. `None`: `targetPort` is a name.
+    /// Port of the endpoints, 1 to 65535: `targetPort`, or `port` if `targetPort` is unset. `None`:
+    /// `targetPort` is a name, or not a valid number.
     pub target: Option<u16>,
-    /// Port of every node, chosen by the API server; 0 if there is no such port.
+    /// Port that every node opens for this port (`nodePort`); 0 if there is no such port.
     pub node_port: i32,
 }
 
-/// Content that the LoadBalancer's Service must have.
+/// Facts from which the content of the LoadBalancer's Service is made.
 #[derive(Clone, Debug)]
 pub struct WantedService<'a> {
     /// Identity of the LoadBalancer.
     pub lb: LbIdentity<'a>,
     /// Address that kube-vip is asked to announce. `None`: kube-vip leases an address.
     pub address: Option<IpAddr>,
-    /// Listeners, at least one.
+    /// Listeners of the LoadBalancer. Empty if its name or its listeners have a fault; in that
+    /// case, no Service is written.
     pub listeners: &'a [ListenerPort],
-    /// Network of the address; empty for the nodes' own network.
+    /// Network of the address, `namespace/name`; empty for the nodes' own network.
     pub network: &'a str,
     /// Bridge and VLAN of the network, if known.
     pub attachment: Option<&'a NetworkAttachment>,
@@ -164,9 +168,10 @@ pub enum ServicePlan {
     ///   the ports once, and still lets traffic for a removed port reach the node itself
     ///   (`SetServicePorts` in pkg/instance/instance.go, `insertIPTablesRulesForServicePorts`).
     ///
-    /// kube-vip 1.2 withdraws the address of a Service that changes in one of these ways. kube-vip
-    /// then announces no other address (`serviceChanged` in pkg/services/processor.go: the instance
-    /// is deleted, and no other instance is created).
+    /// kube-vip 1.2 withdraws the address of a Service if the addresses, the external traffic
+    /// policy or the families of the Service change. After that, kube-vip announces no other
+    /// address (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and no
+    /// other instance is created). kube-vip reads the interface once (see the module `interface`).
     Replace,
 }
 
@@ -244,8 +249,8 @@ impl WantedService<'_> {
 
 /// Plans the next action on the Service. `stored`: `None` if there is no Service of this name.
 ///
-/// The content of a Service whose announcement is delayed is corrected before kube-vip may announce
-/// the Service. So kube-vip never reads content of another writer.
+/// A Service whose announcement is delayed is corrected before kube-vip may announce it. So
+/// kube-vip does not announce a change that a tenant has made to a field of the operator.
 pub fn plan(
     stored: Option<&StoredService>,
     wanted: &WantedService<'_>,
@@ -401,7 +406,7 @@ fn patch(stored: &StoredService, wanted: &WantedService<'_>) -> Option<Value> {
     Some(Value::Object(patch))
 }
 
-/// Object with those of the fields that have a value.
+/// JSON object with all `fields` that have a value.
 fn present<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
     fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))).collect()
 }

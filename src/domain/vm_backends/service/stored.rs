@@ -47,13 +47,13 @@ const MOST_OWNERS: usize = 4;
 /// operator writes fewer, but Harvester's Go controller writes all VMs of a LoadBalancer into one
 /// slice, and the last known address and health of each VM are read from there.
 const MOST_ENDPOINTS: usize = 1000;
-/// Largest size in bytes of the names, UIDs and nodes that are read from a slice's endpoints, all
-/// together. A slice that this operator writes has less.
+/// Largest total size, in bytes, of the names, UIDs and nodes that are read from a slice's
+/// endpoints. In a slice that this operator writes, the size is smaller.
 const MOST_ENDPOINT_TEXT: usize = 128 * 1024;
 
 /// Returns the `namespace/name` of the LoadBalancer that owns an object, and the object's reference
-/// to this LoadBalancer. `None`: no LoadBalancer owns the object. No LoadBalancer has a name or UID
-/// of more than [`LONGEST_WORD`] bytes.
+/// to this LoadBalancer. `None`: no LoadBalancer owns the object. A reference with a name or UID of
+/// more than [`LONGEST_WORD`] bytes does not count, because no LoadBalancer has such a name or UID.
 pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     let owned_by = meta.owner_references.as_deref().unwrap_or_default();
     let is_lb = |o: &OwnerReference| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP);
@@ -209,8 +209,8 @@ fn endpoints(stored: &[FullEndpoint]) -> Vec<VmEndpoint> {
     stored.iter().take(MOST_ENDPOINTS).filter_map(endpoint).take_while(has_room).collect()
 }
 
-/// Reads an endpoint. `None`: a field that the operator writes is missing, is not valid, or is a
-/// name or UID longer than [`LONGEST_WORD`].
+/// Reads an endpoint. `None`: the address is missing or not valid, the VM's name or UID is missing,
+/// or the name, the UID or the node is longer than [`LONGEST_WORD`] bytes.
 fn endpoint(endpoint: &FullEndpoint) -> Option<VmEndpoint> {
     let target = endpoint.target_ref.as_ref()?;
     let conditions = endpoint.conditions.as_ref();

@@ -1,4 +1,5 @@
-//! Facts about one run of a VM, for decisions about endpoints: its state, its pods, its addresses.
+//! Facts about one run of a VM: its state, its pods, its addresses. Decisions about endpoints,
+//! topology annotations and the networks of guest clusters use these facts.
 //!
 //! A cluster may have twenty thousand VMs, so the facts contain no more than decisions use. A
 //! tenant may write texts of any length. A name that is too long for an object counts as absent.
@@ -37,8 +38,8 @@ pub struct Vm {
     pub paused: bool,
     /// Whether the VM is being deleted.
     pub deleting: bool,
-    /// Interfaces that the cluster gave the VM, each with the addresses in the VM's status.
-    /// Interfaces that the guest created itself are left out.
+    /// Interfaces that the cluster gave the VM, at most `MOST_NICS`, each with the addresses in the
+    /// VM's status. Interfaces that the guest created itself are left out.
     pub nics: Box<[Nic]>,
     /// Region and zone in the VM's annotations.
     pub topology: Topology,
@@ -54,7 +55,7 @@ pub struct Vm {
 /// Phase of a VM's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VmPhase {
-    /// The VM does not run yet.
+    /// The VM does not run yet, or its phase is not known to this version of the operator.
     #[default]
     Starting,
     /// The VM runs.
@@ -82,16 +83,18 @@ pub enum VmReadiness {
 /// Interface that the cluster gave a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nic {
-    /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
+    /// `namespace/name` of the NetworkAttachmentDefinition. Empty in these cases: the interface is
+    /// on the pod network, its network is not in the VM's spec, or the name is too long.
     pub network: Box<str>,
-    /// Addresses of the interface in the VM's status: of the first `MOST_REPORTED` at most
-    /// `MOST_ADDRESSES` that an endpoint can have. `ipAddress` comes first, and then `ipAddresses`
-    /// in the order of that list.
+    /// Addresses of the interface in the VM's status that an endpoint can have, each once. At most
+    /// `MOST_REPORTED` addresses are looked at, and at most `MOST_ADDRESSES` are kept. `ipAddress`
+    /// comes first, and then `ipAddresses` in the order of that list.
     pub addresses: Box<[IpAddr]>,
 }
 
 /// Region and zone, from the labels of a node or the annotations of a VM. `None`: there is no such
-/// label or annotation. An annotation that is longer than a label can be is cut, but still longer.
+/// label or annotation. An annotation that is longer than any label's value (63 bytes) is cut to 64
+/// bytes. So the cut text still differs from every label's value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// `topology.kubernetes.io/region`.
@@ -100,7 +103,7 @@ pub struct Topology {
     pub zone: Option<Box<str>>,
 }
 
-/// Pod that runs a VM, or ran it.
+/// Pod that a VirtualMachineInstance controls. The pod runs the VM, ran it, or may run it later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmPod {
     /// `metadata.uid`.
@@ -109,7 +112,7 @@ pub struct VmPod {
     pub vm: Arc<str>,
     /// Node to which the pod was scheduled; empty before it is scheduled.
     pub node: Arc<str>,
-    /// Creation time, in seconds since the epoch.
+    /// Creation time, in seconds since the Unix epoch; 0 if not known.
     pub created: i64,
     /// Whether the pod's `Ready` condition is true, and the pod has not ended.
     pub ready: bool,
@@ -117,11 +120,12 @@ pub struct VmPod {
     pub deleting: bool,
     /// Whether the pod has ended: its addresses may belong to another pod by now.
     pub ended: bool,
-    /// Addresses of the pod on the pod network, as the kubelet reports them.
+    /// Addresses of the pod (`status.podIPs`), as the kubelet reports them. A pod on the host's
+    /// network has the addresses of its node.
     pub addresses: Box<[IpAddr]>,
 }
 
-/// Largest number of addresses that are kept of one interface. Root in the guest can add any
+/// Largest number of addresses that are kept for one interface. Root in the guest can add any
 /// number of addresses.
 const MOST_ADDRESSES: usize = 16;
 /// Largest number of reported addresses that are looked at in one interface. The others are neither
@@ -197,7 +201,8 @@ pub fn labels(vmi: &VirtualMachineInstance) -> Cow<'_, Labels> {
 }
 
 /// Reads from a pod the facts that decisions use. `None`: no VirtualMachineInstance controls the
-/// pod. No VirtualMachineInstance has a UID of more than [`LONGEST_WORD`] bytes.
+/// pod. An owner with a UID of more than [`LONGEST_WORD`] bytes does not count, because no
+/// VirtualMachineInstance has such a UID.
 pub fn pod(pod: &LauncherPod) -> Option<VmPod> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let owner =
@@ -267,8 +272,8 @@ fn nics(namespace: &str, networks: &[Network], interfaces: &[Interface]) -> Box<
         .collect()
 }
 
-/// Name of a network as `namespace/name`. Empty, as for the pod network: the name is too long for
-/// an object.
+/// Name of a network as `namespace/name`. A name that is too long for an object gives an empty
+/// text, as the pod network does.
 fn qualified(namespace: &str, network: &str) -> Box<str> {
     let Some(network) = within(network, LONGEST_WORD) else { return Box::default() };
     if network.contains('/') { network.into() } else { format!("{namespace}/{network}").into() }

@@ -3,7 +3,7 @@
 //! Invariants:
 //!
 //! * Probes of a target are due on a fixed grid, `phase + k * period`, so they never drift, however
-//!   late a probe was.
+//!   late a probe was. Only the first probe of a target may be off the grid (see [`first`]).
 //! * The phase depends on the target's identity alone. So targets spread evenly over the period,
 //!   and do not move when other targets are added or removed.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
-/// Time over which the first probes of targets without a verdict are spread.
+/// Time over which the first probes of targets that do not count as healthy are spread.
 const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
 /// Position of a target's probes within each period, as a fraction of the period. The phase and the
@@ -53,9 +53,9 @@ pub fn next(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + period.saturating_sub(Duration::from_nanos(into))
 }
 
-/// Time of the first probe of a target without a verdict. This probe is not on the target's grid.
-/// The first probes of all targets are spread over the 200 ms after `now`, or over one period if
-/// the period is shorter.
+/// Time of the first probe of a new target that does not count as healthy. This probe is not on the
+/// target's grid. The first probes of all such targets are spread over the 200 ms after `now`, or
+/// over one period if the period is shorter.
 pub fn first(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + phase.within(period.min(FIRST_WITHIN))
 }

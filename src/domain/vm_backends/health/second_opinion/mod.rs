@@ -91,7 +91,8 @@ pub enum Opinion {
     SameNode,
     /// Most of the probed targets pass for the other replica.
     Well,
-    /// Half of the probed targets or more also fail for the other replica.
+    /// Half of the probed targets or more also fail for the other replica. That replica is on
+    /// another node than the leader, or one of the two nodes is not known.
     Dead,
 }
 

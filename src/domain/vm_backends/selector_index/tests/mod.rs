@@ -240,8 +240,8 @@ fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     }
 }
 
-/// Every LoadBalancer in the index has at least one clause, so `matches` never gets an empty list
-/// of clauses. For an empty list, `matches` would return `false`, so that no VM is selected.
+/// A LoadBalancer without clauses is listed at no pair, so `matches` never gets an empty list of
+/// clauses. For an empty list, `matches` would return `false`, so that no VM is selected.
 #[test]
 fn no_clause_matches_nothing() {
     assert!(!matches(&[], &[1, 2]) && !matches(&[vec![]], &[1]) && !matches(&[vec![1]], &[]));

@@ -29,7 +29,7 @@ pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
 /// Assumed time until kube-proxy has written its rules for a new Service. kube-proxy writes rules
-/// once a second (`minSyncPeriod`), and a write takes a part of a second.
+/// at most once a second (`minSyncPeriod`), and a write takes a part of a second.
 const DELAY: TimeDelta = TimeDelta::seconds(2);
 
 /// Returns the next step for a Service with the required content: to write the address into its

@@ -10,11 +10,11 @@ use super::StoredService;
 /// remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingMisfit {
-    /// `externalTrafficPolicy` is Local, and no VM serves on the node of kube-vip's leader.
-    /// kube-vip then does not announce the address.
+    /// `externalTrafficPolicy` is Local, and no VM is known to serve on the node of kube-vip's
+    /// leader. kube-vip does not announce the address if that node has no serving VM.
     NoLocalBackend(String),
-    /// `loadBalancerSourceRanges` is set, but clients outside the ranges still reach the ports of
-    /// the announcing node itself.
+    /// `loadBalancerSourceRanges` is set. But if kube-proxy uses iptables, clients outside the
+    /// ranges still reach programs of the announcing node itself on the Service's ports.
     SourceRanges(String),
 }
 
@@ -29,9 +29,9 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
 
 /// Text that says why kube-vip does not announce the address. With the policy Local, kube-vip 1.2
 /// withdraws the address if the node of kube-vip's leader has no serving VM (`getAllEndpoints`,
-/// pkg/endpoints/endpoints_generic.go). kube-vip then leaves the Service's status and
-/// [`super::ANNOUNCING_NODE`] unchanged. `None`: the policy does not prevent the announcement, or
-/// it is not known that kube-vip announces the address.
+/// pkg/endpoints/endpoints_generic.go). The withdrawal does not change the Service's status and
+/// [`super::ANNOUNCING_NODE`]. `None`: the policy does not prevent the announcement, or another
+/// program than kube-vip may announce the address.
 fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
     // If an address is announced, but the announcing node is not known, the announcer may be

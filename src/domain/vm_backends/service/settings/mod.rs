@@ -6,7 +6,7 @@
 //! * Fields that the operator owns are never carried.
 //! * `spec.externalIPs` is never carried. The settings are stored in an EndpointSlice. If this
 //!   field were carried, authors of EndpointSlices could redirect any address.
-//! * If the settings are too long, a Service with source ranges keeps the first of these ranges.
+//! * If the settings are too long, at least the first source range of the Service is carried.
 //!   Without ranges, the next Service would let all clients in.
 
 use serde_json::{Map, Value, json};
