@@ -10,7 +10,8 @@ use super::token::TokenClaims;
 
 /// Common name and times of the first certificate in `data`, the value of
 /// `client-certificate-data`. The first certificate is the user's own, and further ones are those
-/// of authorities. `None`: `data` holds no readable certificate.
+/// of authorities. The name is empty if the certificate has no common name. `None`: the first PEM
+/// block of `data` is no readable certificate.
 pub(super) fn claims(data: &str) -> Option<TokenClaims> {
     let plain: String = data.split_whitespace().collect();
     let pem = STANDARD.decode(plain).ok()?;

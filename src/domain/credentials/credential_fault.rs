@@ -8,13 +8,14 @@ pub(super) const CREATOR: &str = "field.cattle.io/creatorId";
 /// Reason why the operator cannot use a kubeconfig, a cloud credential or a target Secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CredentialFault {
-    /// The target Secret does not have the key that the spec names, or the value is empty.
+    /// The spec names a user of a kubeconfig, but the target Secret does not have the key that the
+    /// spec names, or the value is empty.
     #[error("it is missing or empty")]
     NotThere,
     /// The text of the kubeconfig is not YAML.
     #[error("it is not YAML")]
     NotYaml,
-    /// The spec names a user of a kubeconfig, but the target Secret's value is no kubeconfig.
+    /// The spec names a user of a kubeconfig, but no kubeconfig was read from the target Secret.
     #[error("it is not a kubeconfig")]
     NoKubeconfig,
     /// The text has no entry in `users`, so it is no kubeconfig.
@@ -32,8 +33,8 @@ pub enum CredentialFault {
     /// Two user entries of the kubeconfig have this name.
     #[error("it has two users {0:?}")]
     TwoUsers(String),
-    /// The kubeconfig's user does not authenticate by a token in the kubeconfig, but by another
-    /// method.
+    /// The kubeconfig's user has a method of authentication other than a token in the kubeconfig.
+    /// The user may have a token as well.
     #[error("its user {user:?} authenticates by {method}, not by a token in the file")]
     OtherMethod {
         /// Name of the user.
@@ -44,7 +45,7 @@ pub enum CredentialFault {
     /// No context of the kubeconfig names the user.
     #[error("no context names the user {0:?}, so its token has no server")]
     NoContext(String),
-    /// The kubeconfig lacks the cluster that the user's context names.
+    /// The kubeconfig lacks the cluster of the user's context, or the context names no cluster.
     #[error("it does not contain the cluster of the user {0:?}")]
     NoCluster(String),
     /// The kubeconfig's entry for the cluster has the field `proxy-url`, or `certificate-authority`
@@ -69,7 +70,7 @@ pub enum CredentialFault {
     /// The new kubeconfig cannot be written as YAML.
     #[error("its new content cannot be written as YAML")]
     NotWritable,
-    /// The new kubeconfig, written as YAML, would be parsed to another value.
+    /// The new kubeconfig, written as YAML, is not parsed to the same value.
     #[error("its new content, written as YAML, would be read as another value")]
     ReadsOtherwise,
     /// The cloud credential is being deleted.

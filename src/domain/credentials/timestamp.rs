@@ -5,7 +5,7 @@ use chrono::DateTime;
 
 use crate::object_fields::rfc3339;
 
-/// Number of seconds: a duration, or a point in time, counted from the Unix epoch.
+/// Duration in seconds, or point in time in seconds since the Unix epoch.
 pub type Seconds = i64;
 
 /// Earliest of the times that were passed to `or`. `None`: `or` was not called yet.
@@ -18,7 +18,8 @@ impl EarliestTime {
     }
 }
 
-/// Text of a time in RFC 3339, in whole seconds.
+/// Text of a time in RFC 3339, in UTC and whole seconds. A time out of the range of `DateTime`
+/// becomes the Unix epoch.
 pub fn rfc3339(at: Seconds) -> String {
     rfc3339::to_second(DateTime::from_timestamp(at, 0).unwrap_or_default())
 }

@@ -3,9 +3,9 @@
 //!
 //! Invariants:
 //!
-//! * A credential gets no child if another TokenRotation replaces it.
-//! * A credential may be missing in Rancher's list. It counts as deleted only if a read by its name
-//!   does not find it either.
+//! * A credential gets no child if another TokenRotation has precedence for it.
+//! * A credential that Rancher's list lacks counts as deleted only if a read of its name does not
+//!   find it, or is forbidden.
 //! * The spec of a child is the parent's spec with another target, and with the Rancher's URL. The
 //!   spec of the child for the API key has no `onDelete`.
 //! * The patch of a child requires the resourceVersion of the observed child.
@@ -27,7 +27,8 @@ const LONGEST_STEM: usize = 180;
 /// Maximum number of credentials that each list in a message names. Further credentials are only
 /// counted.
 const MOST_NAMED: usize = 8;
-/// Maximum length of the reason for one credential in a message, in bytes.
+/// Maximum length, in bytes, of the text in a message that says why one credential is not replaced.
+/// The rest is cut.
 const LONGEST_REASON: usize = 240;
 
 /// A cloud credential for Harvester, as Rancher lists it.
@@ -48,7 +49,7 @@ pub struct ObservedRancher<'a> {
     pub url: &'a str,
     /// ID of the user to whom the API key belongs.
     pub user: &'a str,
-    /// All cloud credentials that the user of the API key may read.
+    /// All cloud credentials for Harvester that the user of the API key may read.
     pub listed: &'a [ListedCredential],
     /// Whether the API key expires. `None`: not known.
     pub key_expires: Option<bool>,
@@ -90,13 +91,14 @@ pub struct SuperfluousChild {
     /// UID of the child.
     pub uid: String,
     /// Name of the child's cloud credential, if Rancher's list of cloud credentials lacks it. The
-    /// child is deleted only if a read by this name finds no cloud credential. `None`: the child
-    /// may be deleted at once.
+    /// child is deleted only if a read of this name finds no cloud credential, or is forbidden.
+    /// `None`: the child may be deleted at once.
     pub unlisted: Option<String>,
 }
 
 /// Compares the children that must exist with the children that exist. `parent`: TokenRotation to
-/// which the children belong. Its target is all cloud credentials.
+/// which the children belong. Its target is all cloud credentials. If its spec has no source, all
+/// existing children must be deleted.
 pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRotations {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));
@@ -104,8 +106,8 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     let mut wanted = BTreeMap::new();
     let mut want = |child: TokenRotation| -> Option<String> {
         let name = child.metadata.name.clone().unwrap_or_default();
-        // `first_rival` compares creation times, and only a stored child has a creation time. So a
-        // stored child is passed in place of `child`.
+        // `first_rival` compares creation times, and only a stored child has a creation time. So
+        // the stored child, if it exists, is passed in place of `child`.
         let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
         let first = first_rival(there.copied().unwrap_or(&child), others.iter().copied());
         if let Some(first) = first {
@@ -211,7 +213,7 @@ fn named_in_short(what: &str, all: Vec<String>) -> Option<String> {
 }
 
 /// Reason why a child does not replace its credential. `child`: the stored child. `None`: the child
-/// does not exist yet. The result is `None` if the child replaces its credential.
+/// does not exist yet. The result is `None` if the child's condition Ready is True.
 fn fault(child: Option<&TokenRotation>) -> Option<String> {
     let Some(ready) = child.and_then(ready_condition) else {
         return Some("not reconciled yet".to_owned());

@@ -4,8 +4,8 @@
 //!
 //! * Content is refused with a reason, and never written, if Rancher would reject the content or
 //!   would crash because of it.
-//! * In a kubeconfig, only the token of the current context's user changes. If the server changes,
-//!   a new kubeconfig is made instead.
+//! * In a kubeconfig, only the token of the current context's user and the kept old token change.
+//!   If the server changes, a new kubeconfig is made instead.
 //! * The old token can stay beside the new one for the overlap. The reason is that Rancher deletes
 //!   a kubeconfig's token when no cloud credential names that token.
 
@@ -71,7 +71,7 @@ impl CloudCredential {
 
     /// New content of the cloud credential, with `token` as the token in use. `keep`: whether the
     /// replaced token stays in the content. `to`: server for which a new kubeconfig is made.
-    /// `None`: the present kubeconfig stays, and only its token changes. The error says why the
+    /// `None`: the present kubeconfig stays, and only its tokens change. The error says why the
     /// content cannot be made.
     pub fn with_token(
         &self,
@@ -86,9 +86,8 @@ impl CloudCredential {
         }
     }
 
-    /// New content of the cloud credential, without its old token. The present content may have the
-    /// old token beside the token in use. `None`: the present content has no old token. The error
-    /// says why the new content cannot be made.
+    /// Content of the cloud credential without the old token that it keeps beside the token in use.
+    /// `None`: the content keeps no old token. The error says why the new content cannot be made.
     pub fn without_kept(&self) -> Result<Option<String>, CredentialFault> {
         self.config.without_kept(&self.user)
     }

@@ -101,6 +101,7 @@ impl GuestObjects {
     /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. `None`:
     /// guests in all namespaces. A ServiceAccount counts as a guest's if a binding gives it one of
     /// the roles for guests, or if its annotation names a guest cluster with the account's name.
+    /// Names that [`GuestCluster::new`] refuses, such as `default`, are left out.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let bound = self
             .bindings

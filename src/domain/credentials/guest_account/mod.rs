@@ -271,8 +271,8 @@ pub struct TokenSecret {
     pub invalid_since: Option<String>,
 }
 
-/// A Secret with a name that a guest's token Secret needs, but with another type. Placeholders
-/// count.
+/// A Secret with a name that a guest's token Secret needs, but with another type. It may be a
+/// placeholder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForeignSecret {
     /// `metadata.uid`.
@@ -329,7 +329,7 @@ impl ExistingObjects {
 pub struct CreationStep {
     /// Reference to the object.
     pub object: KindAndName,
-    /// Content of the object, without kind, name and namespace.
+    /// Content of the object, without apiVersion, kind, name and namespace.
     pub body: Value,
 }
 

@@ -16,8 +16,8 @@ use super::{
 /// Placeholder that must be created, and the placeholder that it replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamePlaceholder {
-    /// Existing placeholder that must be deleted first, because it copies another token Secret.
-    /// `None`: no placeholder exists.
+    /// Existing placeholder that must be deleted first: its content is not a copy of the Secret
+    /// that `copies` names. `None`: no placeholder exists.
     pub old: Option<ObjectRemoval>,
     /// Name of the token Secret whose content is copied. `None`: the placeholder has no content,
     /// and only takes the name.
@@ -28,8 +28,8 @@ pub struct NamePlaceholder {
 
 /// Placeholder that must be created. `None`: no change is necessary, a foreign Secret has the name,
 /// or the account does not exist. `kept`: name of the Secret with the valid token. `None`: no token
-/// is valid. If no Secret has the name, a placeholder is created, because the account may have had a
-/// token Secret of that name.
+/// is valid. If no Secret has the name, a placeholder is created, because the account may have had
+/// a token Secret of that name.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,

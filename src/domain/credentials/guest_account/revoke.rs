@@ -56,11 +56,11 @@ pub struct Revocation {
     pub left: Vec<String>,
 }
 
-/// Objects to delete for `what`, the value of `--revoke`. `kept`: name of the Secret that stays,
-/// because the same command has handed out the token in that Secret. Only `--revoke old` uses
-/// `kept`. `None`: the Secret with the newest valid token stays. In this case, the request is
-/// refused if the newest valid token was never used, but another valid token was used. The reason
-/// is that the guest would lose its access.
+/// Objects to delete for `what`, the value of `--revoke`. The error says why nothing may be
+/// deleted. `kept`: name of the Secret that stays, because the same command has handed out the
+/// token in that Secret. Only `--revoke old` uses `kept`. `None`: the Secret with the newest valid
+/// token stays. In this case, the request is refused if the newest valid token was never used, but
+/// another valid token was used. The reason is that the guest would lose its access.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -183,8 +183,12 @@ fn remove_subject(
 
 impl GuestCredential {
     /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone.
-    /// `now`: seconds since the epoch. `unused_days`: a guest without VMs counts as gone only if
-    /// its credential was neither made nor used for this number of days.
+    /// `now`: seconds since the epoch. A guest counts as gone if it has no VMs, and one of these
+    /// conditions is true:
+    ///
+    /// * The account does not exist.
+    /// * No TokenRotation makes tokens of the account, and the credential was neither made nor used
+    ///   for `unused_days` days.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}

@@ -1,10 +1,11 @@
 //! Rights of a guest: the roles that it gets, and the namespaces where they are bound.
 //!
-//! The cloud provider's role is bound in the guest's namespace alone. The CSI driver reads
-//! cluster-scoped kinds (StorageClasses, VolumeAttachments, Settings), so the role for these kinds
-//! is bound for the whole cluster. The driver also writes NetworkFilesystems and reads Longhorn's
-//! Volumes, in two namespaces that all guests share. With [`CsiAccess::Harvester`], Harvester's
-//! role for CSI drivers is bound for the whole cluster instead.
+//! The cloud provider's role is bound in the guest's namespace alone. With [`CsiAccess::Narrow`],
+//! Harvester's role for CSI drivers is bound there too. The CSI driver also reads cluster-scoped
+//! kinds (StorageClasses, VolumeAttachments, Settings), so a role for these kinds is bound for the
+//! whole cluster. In two namespaces that all guests share, the driver writes NetworkFilesystems and
+//! reads Longhorn's Volumes, so a role for this is bound there. With [`CsiAccess::Harvester`],
+//! Harvester's role for CSI drivers is bound for the whole cluster instead.
 
 use serde_json::{Value, json};
 

@@ -8,9 +8,10 @@ use super::{ExistingObjects, GuestCluster, safe_name};
 
 /// Name of the Secret whose token the guest gets. If `rotate` is false, the newest Secret with a
 /// valid token is used. If `rotate` is true, or no such Secret exists, the name is one that no
-/// token Secret of the guest's account had before. Exception: if a foreign Secret has the name of
-/// the guest's first token Secret, the result is that name, so that the plan refuses the Secret.
-/// `stamp`: suffix that makes a name unique.
+/// token Secret of the guest's account had before. Exception: `rotate` is false, no such Secret
+/// exists, and a foreign Secret has the name of the guest's first token Secret. In this case, the
+/// result is that name, so that the plan refuses the Secret. `stamp`: suffix that makes a name
+/// unique.
 pub fn wanted_token(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -4,6 +4,7 @@
 //! Invariants:
 //!
 //! * Clusters, contexts, other users and unknown fields stay the same, unless the server changes.
+//!   Exception: the user entry that keeps an old token.
 //! * The operator never changes a user who has a method of authentication other than a token in the
 //!   file. The error names that user.
 //! * The written text parses to the intended value.
@@ -101,9 +102,10 @@ impl Kubeconfig {
             .collect()
     }
 
-    /// All methods of authentication in the file. Field 0: name of the user. Field 1: name and
-    /// times of the token or certificate by which this user authenticates. The error says why the
-    /// expiry is not known.
+    /// Methods of authentication of all users in the file. Field 0: name of the user. Field 1: name
+    /// and times of the token or certificate by which this user authenticates. The error in field 1
+    /// says why the expiry is not known. Of the methods in `UNKNOWN_END_FIELDS`, only the first one
+    /// of each user is returned.
     pub fn auth_methods(&self) -> Vec<(String, Result<TokenClaims, String>)> {
         self.entries("users")
             .flat_map(|entry| {

@@ -109,8 +109,8 @@ impl MinterSecret<'_> {
     }
 }
 
-/// Whether a URL has the form that a spec allows: `https://HOST` or `https://HOST:PORT`, with
-/// nothing but a slash after it.
+/// Whether a URL has the form that a spec allows: `https://HOST` or `https://HOST:PORT`. One slash
+/// at its end is allowed.
 pub(super) fn is_server(url: &str) -> bool {
     let host = url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
     host.is_some_and(|host| {

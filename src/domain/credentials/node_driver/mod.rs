@@ -2,8 +2,8 @@
 //!
 //! Source: the calls in the driver's `client.go`. [`RIGHTS`] omits images, networks, keys and
 //! storage classes, because the machine's configuration decides which of them the driver reads, and
-//! in which namespace. [`RIGHTS`] also omits Harvester's settings. If an observed role of Harvester
-//! grants the creation of virtual machines, the role also grants the reading of settings.
+//! in which namespace. [`RIGHTS`] also omits Harvester's settings: each observed role of Harvester
+//! that grants the creation of virtual machines also grants the reading of settings.
 
 use std::fmt;
 
@@ -26,7 +26,8 @@ const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> 
 }
 
 /// Rights that the node driver needs, in the order in which they are checked. A user with only read
-/// access lacks the first one, so the check of such a user takes one call.
+/// access lacks the first one. So each check of such a user, in the whole cluster or in one
+/// namespace, ends after one call.
 pub const RIGHTS: [DriverRight; 10] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),
@@ -53,7 +54,8 @@ pub const READS: [DriverRight; 5] = [
 
 impl DriverRight {
     /// SelfSubjectAccessReview that asks whether a token's user has the right. `namespace`:
-    /// namespace in which the user must have the right. `None`: in all namespaces.
+    /// namespace in which the user must have the right. `None`: in all namespaces. The review is
+    /// for all objects, even if the right names one object.
     pub fn review(&self, namespace: Option<&str>) -> Value {
         let (resource, subresource) = self.resource.split_once('/').unwrap_or((self.resource, ""));
         json!({

@@ -45,7 +45,8 @@ pub struct RancherSecretOptions<'a> {
 }
 
 impl RancherSecretOptions<'_> {
-    /// Errors about the options and the key, each with the option's name. Empty: all are valid.
+    /// Errors about the options and the key, each with the option's name. An error about the key
+    /// has `standard input` in place of that name. Empty: all are valid.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut check = |fits: bool, what: &str, given: &str, right: &str| {

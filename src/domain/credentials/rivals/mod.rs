@@ -32,7 +32,7 @@ pub fn made_by(rotation: &TokenRotation) -> Option<&OwnerReference> {
 }
 
 /// URL of a TokenRotation's Rancher, from the spec, or else from the status. `None`: the URL is not
-/// known.
+/// known, or the TokenRotation uses no Rancher.
 pub fn rancher_url(rotation: &TokenRotation) -> Option<&str> {
     let server = rotation.spec.rancher.as_ref()?;
     let first = rotation.status.as_ref().and_then(|status| status.rancher_url.as_deref());

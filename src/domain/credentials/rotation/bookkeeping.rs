@@ -44,8 +44,8 @@ pub(super) fn update_state(input: DecisionInput<'_>) -> Option<RotationAction> {
 /// Whether the target holds the recorded credential. `current`: recorded credential. `held`:
 /// credential in the target. Hashes are compared if the operator replaces the credential. A watched
 /// credential may be a password, and a hash in a status would reveal the password. So the status
-/// has no hash of a watched credential. Names are compared instead. Expiries are compared too, if
-/// the credential itself states its expiry.
+/// has no hash of a watched credential. Names are compared instead. Expiries are compared too,
+/// unless the issuer was asked for the expiry.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
@@ -82,7 +82,7 @@ impl RotationState {
     }
 
     /// Whether the operator made the credential in the target, and the issuer no longer has this
-    /// credential.
+    /// credential. False if it is not known which credentials the issuer has.
     pub(super) fn is_current_gone(&self, seen: &ObservedState) -> bool {
         let exists = |name: &String| seen.existing.as_ref().is_none_or(|all| all.contains(name));
         self.current.as_ref().is_some_and(|current| current.ours && !exists(&current.name))
@@ -154,6 +154,7 @@ pub(super) fn retire(next: &mut RotationState, after: Option<Seconds>) {
 /// * Another party has made the credential.
 /// * Another party has put an old credential back.
 /// * A late write of the operator has published the credential.
+/// * The operator has published the credential, and the status was lost later.
 fn adopted(input: DecisionInput<'_>, held: &TargetCredential) -> RotationState {
     let DecisionInput { plan, state, seen } = input;
     let mut next = state.clone();

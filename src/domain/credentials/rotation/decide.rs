@@ -62,8 +62,8 @@ fn next_step(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<Rotat
 
 /// Action that forgets the recorded failures, if no failed step waits for its next try: the step
 /// has succeeded since, or is not wanted any more. `None`: no failure is recorded, or a failed step
-/// waits. `step`: next step, if the pause after a failure does not delay it. Precondition: `step`
-/// is `None` for `input`.
+/// waits. `step`: function that finds the next step. It is called with a state without the pause
+/// after a failure. Precondition: for `input` itself, `step` returns `None`.
 pub(super) fn forget_failures(
     input: DecisionInput<'_>,
     step: fn(DecisionInput<'_>, &mut EarliestTime) -> Option<RotationAction>,
@@ -157,8 +157,8 @@ fn takes_over(plan: &RotationPlan, state: &RotationState) -> bool {
         && state.current.as_ref().is_some_and(|current| !current.ours)
 }
 
-/// Next step for the pending credential: make, verify or publish it. `version`: present version of
-/// the target, empty if the target does not exist.
+/// Next step for the pending credential: make, verify, publish or abandon it. `version`: present
+/// version of the target, empty if the target does not exist.
 fn continue_pending(
     input: DecisionInput<'_>,
     pending: &PendingEntry,
@@ -221,7 +221,7 @@ fn continue_pending(
 /// each of these cases:
 ///
 /// * The restart is done or not wanted, and every overlap has been started.
-/// * A failed restart waits for its next try.
+/// * The restart is wanted and not done, but a failed step waits for its next try.
 /// * The target holds no credential, or the operator did not make the credential in the target.
 fn restart(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
@@ -241,8 +241,8 @@ fn restart(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<Rotatio
     })
 }
 
-/// State after workloads were restarted for the credential in the target. The overlap begins now
-/// for each old credential whose overlap had not begun.
+/// State after workloads were restarted for the credential in the target, or if the plan restarts
+/// none. The overlap begins now for each old credential whose overlap had not begun.
 pub fn after_restart(plan: &RotationPlan, state: &RotationState, now: Seconds) -> RotationState {
     let mut next = state.clone();
     if plan.restarts {
@@ -255,15 +255,21 @@ pub fn after_restart(plan: &RotationPlan, state: &RotationState, now: Seconds) -
     next
 }
 
-/// Action that revokes the first old credential whose overlap is over. If the target keeps that
-/// credential beside the one in use, the action first removes that credential from the target.
-/// `None`: no credential can be revoked now. `until` then gets the time of the next revocation, if
-/// that time is known. A credential is skipped in each of these cases:
+/// Action that revokes the first old credential whose overlap is over. Another action comes first
+/// in each of these cases:
+///
+/// * A late write can no longer succeed. The action records this. A late write is a write whose
+///   outcome is not known.
+/// * The target keeps the old credential beside the one in use. The action removes the old
+///   credential from the target.
+///
+/// `None`: no credential can be revoked now. In this case, `until` gets the time of the next
+/// revocation, if that time is known. A credential is skipped in each of these cases:
 ///
 /// * The credential is in use in the target.
+/// * The credential may have been published, and the target holds no credential.
 /// * A person has copied the credential into the target.
-/// * A late write can still put the credential into the target. The outcome of a late write is not
-///   known.
+/// * A late write can still put the credential into the target.
 fn revoke(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
     if let Some(next) = without_late_writes(input) {

@@ -18,8 +18,9 @@ use super::{
 const PATIENCE: Seconds = 15 * 60;
 
 /// Latest time at which a deletion completes, even if a credential could not be revoked. The time
-/// is [`PATIENCE`] after the end of the running overlaps. If no overlap runs, or if the deletion
-/// revokes everything at once, [`PATIENCE`] counts from the request to delete.
+/// is [`PATIENCE`] after the end of the last running overlap. An overlap counts at most until
+/// `plan.overlap` after the request to delete. If no overlap runs, or if the deletion revokes
+/// everything at once, [`PATIENCE`] counts from the request to delete.
 pub(super) fn deadline(plan: &RotationPlan, state: &RotationState) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // After a failed revocation, `after` is the end of a pause, not of an overlap.
@@ -29,8 +30,8 @@ pub(super) fn deadline(plan: &RotationPlan, state: &RotationState) -> Seconds {
     end.min(asked + plan.overlap).max(asked) + PATIENCE
 }
 
-/// Names of the recorded credentials that a deletion should revoke, but would leave if it completed
-/// now.
+/// Names of the recorded credentials that would stay unrevoked if a deletion completed now. If the
+/// deletion does not revoke the credential in the target, that credential is not named.
 pub fn left_behind<'a>(plan: &RotationPlan, state: &'a RotationState) -> Vec<&'a str> {
     let current = state.current.as_ref().filter(|current| plan.revokes && current.ours);
     let previous = state.previous.iter().map(|old| &old.name);
@@ -54,7 +55,7 @@ pub fn why_deletion_waits<'a>(
 }
 
 /// Next step of a deletion. The pending credential is revoked, and replaced credentials are revoked
-/// after their overlap. If the spec sets `onDelete: Revoke`, the credential in the target is
+/// after their overlap. If `plan.revokes` is true, the operator's credential in the target is
 /// revoked too, and no overlap is awaited.
 pub(super) fn next_step(input: DecisionInput<'_>) -> RotationAction {
     let DecisionInput { plan, state, seen } = input;

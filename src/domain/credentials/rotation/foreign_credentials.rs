@@ -39,8 +39,9 @@ pub(super) fn record_found(input: DecisionInput<'_>) -> Option<RotationAction> {
     Some(RotationAction::write(StateChange::Found, next))
 }
 
-/// Number in the name of a credential that this plan made. `None`: the name has another form, or
-/// the number is more than `FURTHEST_AHEAD` above the last recorded number.
+/// Number in a name that this plan may have given to a credential: prefix, dash and number. Only
+/// the form of the name is checked. `None`: the name has another form, or the number is 0, or the
+/// number is more than `FURTHEST_AHEAD` above the last recorded number.
 pub(super) fn serial_of(plan: &RotationPlan, state: &RotationState, name: &str) -> Option<u64> {
     let number = name.strip_prefix(&plan.prefix)?.strip_prefix('-')?;
     let number = number.parse().ok().filter(|read: &u64| read.to_string() == number)?;
@@ -48,7 +49,8 @@ pub(super) fn serial_of(plan: &RotationPlan, state: &RotationState, name: &str) 
 }
 
 /// Whether the target holds a foreign credential of which only the name is known. Such a credential
-/// may expire at any time. False for a separate issuer (`is_apart`): a credential that a person has
+/// may expire at any time. False if the state has an expiry of the credential, or says that the
+/// issuer keeps it alive. False for a separate issuer (`is_apart`): a credential that a person has
 /// put into the target stays until its replacement is due.
 pub(super) fn is_unseen(plan: &RotationPlan, state: &RotationState, seen: &ObservedState) -> bool {
     let Some(held) = seen.target.held() else { return false };

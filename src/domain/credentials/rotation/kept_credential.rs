@@ -1,5 +1,5 @@
-//! Credentials that the target keeps beside the one in use, because the issuer deletes a credential
-//! that the target no longer names.
+//! Credentials that a cloud credential keeps beside the one in use, because Rancher deletes a token
+//! that no cloud credential names any more.
 
 use super::super::timestamp::EarliestTime;
 use super::decide::DecisionInput;
@@ -8,9 +8,10 @@ use super::{
     TargetState,
 };
 
-/// Action that removes a kept foreign credential from the target when its overlap is over. The
-/// operator does not revoke that credential. `None`: no such credential is kept, or it must stay
-/// for now. In the second case, `until` gets the time of the removal, if that time is known.
+/// Action that removes a kept foreign credential from the target when its overlap is over. A
+/// deletion that revokes everything does not wait for the overlap. The operator does not revoke
+/// that credential. `None`: no such credential is kept, or it must stay for now. In the second
+/// case, `until` gets the time of the removal, if that time is known.
 pub(super) fn drop_kept_foreign(
     input: DecisionInput<'_>,
     until: &mut EarliestTime,

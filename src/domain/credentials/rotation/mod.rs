@@ -47,7 +47,7 @@ use super::timestamp::Seconds;
 /// Maximum number of credentials that wait for revocation. At this number, the operator makes no
 /// new credential until an old one is revoked.
 const MOST_PREVIOUS: usize = 16;
-/// Pause after a failed read of the target, until the next read.
+/// Pause in seconds until the target is read again, if the next step is not possible now.
 const READ_AGAIN_AFTER: Seconds = 30;
 /// Time after the recording of a pending credential's name. In this time, a process without the
 /// credential does not abandon it, because another process may have it in memory.
@@ -60,7 +60,8 @@ const SURELY_ANSWERED: Seconds = 120;
 pub struct RotationPlan {
     /// Prefix of the names of new credentials. A dash and a number follow.
     pub prefix: String,
-    /// Properties of the source of new credentials. `None`: the target is only watched.
+    /// Properties of the source of new credentials. `None`: this rotation makes none, because the
+    /// target is only watched, or because children replace the credentials.
     pub source: Option<IssuerTraits>,
     /// Lifetime that is requested for new credentials, in seconds.
     pub lifetime: Seconds,
@@ -88,8 +89,8 @@ pub struct RotationPlan {
 pub struct IssuerTraits {
     /// Whether the issuer shows a credential again after it was made.
     pub readable: bool,
-    /// Whether the issuer deletes a credential that the target no longer names. If so, the target
-    /// keeps the old credential beside the new one for the overlap.
+    /// Whether the target keeps the old credential beside the new one for the overlap. True for a
+    /// cloud credential, because Rancher deletes a token that no cloud credential names any more.
     pub prunes: bool,
     /// Whether the issuer is separate from the target: this cluster's API server is the issuer, and
     /// a Rancher holds the target. Such an issuer lists and revokes credentials even if the Rancher
@@ -142,7 +143,7 @@ impl RotationRequests {
 pub struct RotationState {
     /// Number in the last name that was given to a credential. Each new name has the next number.
     pub serial: u64,
-    /// Credential that the target held at the last observation.
+    /// Credential that the target was last observed to hold.
     pub current: Option<CurrentEntry>,
     /// Credential that is being made or published.
     pub pending: Option<PendingEntry>,
@@ -190,8 +191,7 @@ pub struct PendingEntry {
     pub since: Seconds,
     /// Requests that the credential fulfils. Empty: the replacement was not requested.
     pub requests: RotationRequests,
-    /// Publication of the credential, recorded before each attempt. `None`: no attempt was recorded
-    /// yet.
+    /// Publication, recorded before each attempt. `None`: no attempt was recorded yet.
     pub publishing: Option<PendingPublication>,
 }
 
@@ -227,7 +227,8 @@ pub struct RetiredCredential {
     /// the workloads were restarted for the new credential.
     pub after: Option<Seconds>,
     /// Version of the target that a write of this credential may still replace, because the outcome
-    /// of the write is not known. `None`: no such write can succeed any more.
+    /// of the write is not known. Empty: the write may still create the target. `None`: no such
+    /// write can succeed any more.
     pub replaces: Option<String>,
     /// Number of failed revocations of this credential.
     pub failures: u32,
@@ -251,11 +252,11 @@ pub struct ObservedState {
 /// Reason why the state of a target is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownReason {
-    /// The target's server has not answered. An answer may come later.
+    /// The Rancher gave no answer, status 5xx, or an unreadable answer. A retry may succeed.
     #[default]
     Silent,
-    /// The target's server gave an answer that a retry does not change, such as 403. Nothing on
-    /// that server can be read or revoked.
+    /// The Rancher cannot be used, and a retry does not change this. For example, it answers 403,
+    /// or its API key is missing. Nothing in the Rancher can be read or revoked.
     Barred,
     /// Only the target cannot be read or written, and a retry does not change this. The issuer
     /// still lists the credentials that were made for the target, so they can be revoked.
@@ -268,7 +269,7 @@ pub enum UnknownReason {
 /// State of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TargetState {
-    /// The target could not be read.
+    /// The target was not read, or must not be used. [`ObservedState::unknown`] is the reason.
     #[default]
     Unknown,
     /// The target does not exist, and may be created.
@@ -302,7 +303,7 @@ pub struct TargetCredential {
     pub is_unseen: bool,
     /// Whether the issuer no longer accepts the credential. False also if this is not known.
     pub is_dead: bool,
-    /// Whether the credential is missing in the list of tokens that the issuer returned. Such a
+    /// Whether the issuer's answer lacks the credential, and the reason is not known. Such a
     /// credential was deleted, or belongs to another user.
     pub is_missing: bool,
     /// State of the credential, as the issuer reports it now. `None`: the issuer was not asked, or
@@ -368,7 +369,7 @@ pub enum StateChange {
     Published,
     /// A credential that another party has put into the target was adopted.
     Adopted,
-    /// The issuer has changed the expiry of the credential in the target.
+    /// The issuer reports another expiry of the credential in the target, or no longer lists it.
     Retimed,
     /// A credential is to be revoked, or the time of its revocation has changed.
     Abandoned,
@@ -426,8 +427,7 @@ impl RotationState {
         self.current.as_ref().is_some_and(|current| current.kept_alive)
     }
 
-    /// Whether `MOST_PREVIOUS` credentials or more wait for revocation, so that no new credential
-    /// is made.
+    /// Whether `MOST_PREVIOUS` credentials or more wait for revocation: no new one is made.
     pub fn is_stuck(&self) -> bool {
         self.previous.len() >= MOST_PREVIOUS
     }
@@ -439,8 +439,8 @@ pub fn due(plan: &RotationPlan, state: &RotationState) -> Option<schedule::Repla
     let current = state.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;
     let end = current.expires.unwrap_or(current.issued + plan.presumed);
-    // The serial is no part of the seed: it is counted up before the replacement is made, and the
-    // replacement is due until it is published.
+    // The serial is not part of the seed. The serial grows before the replacement is made, but the
+    // time of the replacement must not change until the new credential is published.
     let seed = format!("{}/{}", plan.prefix, current.hash);
     Some(schedule::due(&plan.schedule, current.issued, end, &seed))
 }

@@ -16,7 +16,7 @@ pub const UNREADABLE: &str = "TargetUnreadable";
 /// Reason of Ready if the API key must not be used for this target or server.
 pub const MINTER_REFUSED: &str = "MinterRefused";
 
-/// Condition Ready of a TokenRotation. `None`: the TokenRotation was not reconciled yet.
+/// Condition Ready of a TokenRotation. `None`: the condition was not written yet.
 pub fn ready_condition(rotation: &TokenRotation) -> Option<&Condition> {
     rotation.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == READY)
 }
@@ -43,7 +43,7 @@ pub struct ReadyFacts<'a> {
     /// Number of cloud credentials that the API key may read, but that were not read yet.
     pub unread: usize,
     /// Field 0: whether each child replaces its credential. Field 1: message about all cloud
-    /// credentials. `None`: the TokenRotation makes no children.
+    /// credentials. `None`: the TokenRotation makes no children, or they are not known.
     pub children: Option<(bool, String)>,
 }
 

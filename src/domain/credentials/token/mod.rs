@@ -1,7 +1,7 @@
 //! Claims in the text of a token, which are read without a request to a server.
 //!
-//! Invariant: a name is read only from the part of a token that holds names, never from the secret
-//! part.
+//! Invariant: nothing is read from the secret part of a token. Of a JSON Web Token, only the
+//! payload is read. Of a Rancher's token, only the text before the colon is read.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -21,9 +21,10 @@ const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 /// Name and times of a token, or of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// Name to report. Of a Rancher's token: its name, or its description if the description is a
-    /// valid name. Of a ServiceAccount's token: the name of the token's Secret, or else of the
-    /// ServiceAccount. Of a client certificate: the common name. Empty: no name may be reported.
+    /// Name to report. Of a ServiceAccount's token: the name of the token's Secret, or else of the
+    /// ServiceAccount. Of a client certificate: the common name. Of a Rancher's token: its name. If
+    /// Rancher reports the token, and its description has the form of a name, the description is
+    /// used instead. Empty: there is no name, or it must not be reported.
     pub name: String,
     /// Time since which the token or certificate is valid. `None`: not known.
     pub issued: Option<Seconds>,

@@ -8,14 +8,17 @@ use api::ConditionStatus::{self, False, True};
 
 /// Type of the condition that says whether a credential in the target expires soon.
 pub const EXPIRING: &str = "Expiring";
-/// Type of the condition that says whether the API key expires soon.
+/// Type of the condition that says whether the API key is refused, has expired, or expires soon and
+/// is not renewed.
 pub const MINTER_EXPIRING: &str = "MinterExpiring";
 
 /// Status, reason and message of a condition.
 pub(super) type ConditionText = (ConditionStatus, &'static str, String);
 
-/// Time from which the condition Expiring is True. `expires`: earliest known expiry of the target's
-/// credentials. The result is `None` if no credential is known to expire.
+/// Time from which the condition Expiring is True: the latest time for the replacement ([`due`]),
+/// if there is one. If not, the time is `plan.schedule.minimum_left` before `expires`, the earliest
+/// known expiry of the target's credentials. The result is `None` if neither of the two times is
+/// known.
 pub fn alarm(
     plan: &RotationPlan,
     state: &RotationState,
@@ -64,7 +67,7 @@ pub(super) fn expiring_condition(
 /// Time from which the condition MinterExpiring of an API key is True. If a TokenRotation renews
 /// the key, the time is the expiry itself. If not, the time is earlier than the expiry, by
 /// `plan.schedule.minimum_left` or by half of the key's lifetime, whichever is less. `None`: the
-/// key does not expire.
+/// key does not expire, or its expiry is not known.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     let end = parse_rfc3339(key.expires_at.as_deref()?)?;
     if key.renewed {

@@ -66,8 +66,9 @@ impl CredentialInventory {
 
     /// Stores the result of reading the credential `name`. `found`: name and times of the
     /// credential's token, whose expiry may be unknown. The error says why the token is not known.
-    /// A name that is not in the list is ignored. For a credential that has expired, Rancher
-    /// reports another expiry at each read. So the expiry that was stored first stays.
+    /// After an error, the stored name and expiry stay. A name that is not in the list is ignored.
+    /// For a credential that has expired, Rancher reports another expiry at each read. So the
+    /// expiry that was stored first stays.
     pub fn store_read(&mut self, name: &str, found: Result<TokenClaims, String>, now: Seconds) {
         let Some(InventoryEntry { shown, read }) = self.known.get_mut(name) else { return };
         self.reads += 1;

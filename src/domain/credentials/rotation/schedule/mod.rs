@@ -4,7 +4,8 @@
 //!
 //! * A replacement is not due before a hundredth of the credential's lifetime is over, so that a
 //!   credential with wrong times is not replaced again and again.
-//! * The replacement is due before the credential expires, whatever the maintenance window is.
+//! * The replacement is due at the expiry of the credential at the latest, whatever the maintenance
+//!   window is.
 //! * The same credential has the same time of replacement in each call.
 
 use sha2::{Digest as _, Sha256};
@@ -73,7 +74,7 @@ pub fn due(
     ReplacementTimes { at: opens.min(latest), latest }
 }
 
-/// First time at which the window is open, at `from` or later.
+/// First time at which the window is open, at `from` or later. If the window never opens: `from`.
 fn next_open(window: &MaintenanceWindow, from: Seconds) -> Seconds {
     let today = from.div_euclid(DAY);
     // The search begins yesterday, because yesterday's window may last until today. The search

@@ -236,7 +236,8 @@ pub fn status(
     status
 }
 
-/// Target as a status shows it: kind, slash and name, such as `secret/api-token`.
+/// Target as a status shows it: kind, slash and name, such as `secret/api-token`. All cloud
+/// credentials are shown as `cloudcredential/*`.
 fn target_name(target: &Target) -> String {
     match (&target.secret, &target.cloud_credential) {
         (Some(secret), _) => format!("secret/{}", secret.name),

@@ -33,7 +33,8 @@ pub struct TargetRead {
     /// Kubeconfig in the target. `None`: the target holds no kubeconfig, or cannot be used.
     kubeconfig: Option<Kubeconfig>,
     /// Server in the target's kubeconfig. The target's users send the token to this server. `None`:
-    /// the target names no server, so the users send the token to its issuer.
+    /// the target is only watched, or names no server. In the second case, the users send the token
+    /// to its issuer.
     pub reach: Option<ServerEndpoint>,
 }
 

@@ -280,6 +280,7 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
 
 /// Clients of the target may still read a replaced credential, with `onDelete: Keep`. So its
 /// revocation waits for an overlap, even if the overlap had not begun before the deletion.
+/// Exception: the target was deleted, and no late write can create it.
 #[test]
 fn a_deletion_revokes_no_credential_that_a_client_may_read() {
     let late = |replaces: &str, mut state: RotationState| {

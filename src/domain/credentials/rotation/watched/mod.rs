@@ -49,7 +49,8 @@ impl WatchedCredentials {
     }
 
     /// Text about the credentials in `listed` that expire by `at` and are not replaced. The text
-    /// names the first `MOST_NAMED` of them, and counts the others.
+    /// names the first `MOST_NAMED` of them, and counts the others. Empty: there are no such
+    /// credentials. `now`: present time, which decides between `expired` and `expires`.
     pub fn expiring_by(&self, at: Seconds, now: Seconds) -> String {
         let near: Vec<&WatchedCredential> =
             self.listed.iter().filter(|one| is_near(one, at)).collect();
@@ -72,8 +73,12 @@ pub fn expiry(one: &WatchedCredential) -> Option<Seconds> {
     one.expires_at.as_deref().and_then(timestamp::parse_rfc3339)
 }
 
-/// Sort key. The order: credentials that expire and are not replaced, credentials with an unknown
-/// expiry, credentials that expire and are replaced, credentials without an expiry.
+/// Sort key. The order:
+///
+/// 1. Credentials that expire and are not replaced, the earliest expiry first.
+/// 2. Credentials that are not replaced, and whose expiry could not be read.
+/// 3. Credentials that expire and are replaced, the earliest expiry first.
+/// 4. All other credentials.
 fn rank(one: &WatchedCredential) -> (u8, Seconds) {
     match (expiry(one), one.rotated) {
         (Some(end), false) => (0, end),

@@ -44,7 +44,7 @@ impl World {
     ///
     /// Each credential of the operator that is left must be one that stays: with `Keep`, the
     /// published one, and those in the target. At the deadline, others may be left as well, if the
-    /// report of the deletion names them, or if the state never contained them.
+    /// report of the deletion names them, or if the state does not contain them.
     pub(super) fn finish(
         &mut self,
         version: u64,
