@@ -3,7 +3,7 @@
 //! The client of a lease does not answer ARP for the leased address, because a guest or kube-vip
 //! announces the address. If a server sent its answer to this address, the client would not receive
 //! the answer. To renew a lease, the client therefore sends the request of a client that has
-//! restarted (INIT-REBOOT). The server then sends its answer to the client's hardware address.
+//! restarted (INIT-REBOOT), and asks for a broadcast. The server then broadcasts its answer.
 //!
 //! Invariants:
 //!

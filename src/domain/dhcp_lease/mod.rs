@@ -12,9 +12,10 @@
 //!
 //! Invariants:
 //!
-//! * An address is published only while its record says that it may be used. While the API server
-//!   refuses to show the record, a published address stays.
-//! * An address is never published when another object has it.
+//! * An address is published only while its record says that it may be used. A published address
+//!   stays in two more cases: while the API server does not show the record, and at the start of a
+//!   leader's term, even if the recorded expiry has passed.
+//! * An address that another object has is never newly published.
 //! * A record is deleted only when no LoadBalancer of its name wants it.
 
 mod address_conflict;
@@ -99,7 +100,7 @@ pub struct LeasingFacts<'a> {
     /// Whether the network is a declared one: the host leases addresses on it.
     pub declared: bool,
     /// Reason why the host starts no new leases on the network: one of its annotations is not
-    /// valid. `None`: all annotations of the network are valid.
+    /// valid. `None`: no annotation prevents new leases.
     pub fault: Option<&'a str>,
     /// Whether the agent of the record's network is active. If there is no record: whether the
     /// agent of `network` is active.
@@ -249,28 +250,31 @@ fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     })
 }
 
-/// Whether a LoadBalancer without an address and its record are on different networks. For example,
-/// the LoadBalancer was created again on another network. `false` for a LoadBalancer that has an
-/// address, even if its annotations change later.
+/// Whether a LoadBalancer without a leased address and its record are on different networks. For
+/// example, the LoadBalancer was created again on another network. `false` for a LoadBalancer whose
+/// status has an address that the host leased, even if its annotations change later.
 fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
 }
 
-/// Whether the announcer leases the LoadBalancer's address. Then the published address is
+/// Whether the announcer leases the LoadBalancer's address. `true`: the published address is
 /// `0.0.0.0`. `false` for a LoadBalancer that still publishes an address of a pool, because
 /// `spec.ipam` was changed to `dhcp`.
 fn is_guests(lb: &LoadBalancer) -> bool {
     facts::has_address(lb) && facts::leased(lb).is_none() && facts::published(lb).is_none()
 }
 
-/// Whether a LoadBalancer without an address requests a client identity that its record does not
-/// have. `false` for a LoadBalancer that has an address, even if its annotations change later.
+/// Whether a LoadBalancer without a leased address requests a client identity that its record does
+/// not have. `false` for a LoadBalancer whose status has an address that the host leased, even if
+/// its annotations change later. `false` also if one of these annotations is not valid.
 fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether the LoadBalancer, or its record, had an address before. `true`: the condition reports
-/// that the address was lost. `false`: the condition reports that the address is pending.
+/// Whether a leased address was lost. `true`: the LoadBalancer's status still has a leased address,
+/// its condition has the reason [`LEASE_LOST`], or the record has the state [`LeaseState::Lost`].
+/// The condition then reports the loss. `false`: the condition reports that the address is pending,
+/// or that no agent is active.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_some()
         || facts::ready(lb).is_some_and(|ready| ready.reason.as_deref() == Some(LEASE_LOST))
@@ -318,7 +322,8 @@ pub fn expiry(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
 }
 
 /// Whether the renewal of a record's lease is long overdue: less than an eighth of the lease time
-/// is left before the expiry. `false` for a lease that never expires.
+/// is left before the expiry. `false` for a lease that never expires, or whose lease time is not
+/// known.
 pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
     let (Some(end), Some(lasts)) = (expiry(record), lasts) else { return false };
@@ -362,8 +367,8 @@ pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
 }
 
 /// Reason why the record `new` is not created: a DHCP server would treat the clients of `new` and
-/// of the record `other` (`namespace/name`) as one client. The text does not name a record of
-/// another namespace, because it may be another tenant's.
+/// of the record `other` (`namespace/name`) as one client. If `other` is in another namespace, the
+/// text does not name it, because it may be another tenant's.
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
     let namespace = other.split_once('/').map(|(namespace, _)| namespace);

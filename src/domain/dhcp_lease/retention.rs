@@ -14,9 +14,9 @@ use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 /// Next action on a record: keep it, or release its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetentionStep {
-    /// Do nothing in four cases: the LoadBalancer uses the record, the LoadBalancer still publishes
-    /// the record's address, the LoadBalancer is being deleted, or the record is being deleted and
-    /// waits for its agent.
+    /// Do nothing in these cases: the LoadBalancer uses the record, the LoadBalancer still
+    /// publishes the record's address, the LoadBalancer is being deleted, or the record is being
+    /// deleted and waits for its agent or for a finalizer of other software.
     Nothing,
     /// Decide again after this time has passed.
     Later(Duration),
@@ -79,9 +79,9 @@ fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<Fix
     !facts::wants_pool(lb) && !moved && !matches!(step(&seen), LeasingStep::Guest(_))
 }
 
-/// Whether the LoadBalancer's status publishes the address of this record, as a leased one. This is
-/// the case as well if another address is allocated, and the LoadBalancer is still announced at the
-/// record's address, because a finalizer delays the end of the former Service.
+/// Whether the LoadBalancer's status has the address of this record, as a leased one. `true` also
+/// if another address is allocated and `status.address` is still the record's address. This happens
+/// if a finalizer delays the end of the former Service.
 fn is_published(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let leased = record.status.as_ref().and_then(|status| status.address.as_ref());
     let (Some(leased), Some(status)) = (leased, &lb.status) else { return false };

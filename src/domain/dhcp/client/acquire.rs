@@ -14,15 +14,16 @@ use super::{ClientPhase, DhcpClient};
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Maximum number of offers among which the client chooses.
 const MOST_OFFERS: usize = 8;
-/// Number of DISCOVERs at which [`ClientTrouble::NoOffer`] is recorded, if no offer has come. The
-/// client records this trouble when it sends the third DISCOVER: the first two were not answered.
+/// Number of DISCOVERs from which on [`ClientTrouble::NoOffer`] is recorded. The client records
+/// this trouble when it sends the third or a later DISCOVER, if no offer has come since the
+/// DISCOVER before.
 const SILENT_TRIES: u32 = 3;
 /// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
 /// to them.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals after which the client no longer prefers an address. Only refusals since the
-/// client last held an address count. After that many, the client requests neither its former
-/// address nor the address `options.wish`.
+/// Number of refusals after which the client no longer prefers an address. The count begins when
+/// the client gets or renews a lease, so it includes the refusal that ended the lease. After that
+/// many, the client requests neither its former address nor the address `options.wish`.
 const MOST_WISHES: u32 = 2;
 /// Upper limit of the pause after the first refusal. The pause is short, because one refusal may be
 /// normal. For example, a server offers the same address to two clients, and then refuses one of
@@ -210,7 +211,8 @@ impl DhcpClient {
     }
 
     /// Makes the client hold the lease, and reports [`ClientEvent::Acquired`]. If the address needs
-    /// an ARP probe, the probe must have shown before this call that no other host has the address.
+    /// an ARP probe, this probe must be over. No host may have answered it except a known announcer
+    /// of the address.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -218,8 +220,8 @@ impl DhcpClient {
         self.event(ClientEvent::Acquired { address, server, took });
     }
 
-    /// Checks whether an offer or a grant can be used. `Err`: it cannot be used. The client then
-    /// also reports the reason by an event.
+    /// Checks whether an offer or a grant can be used. `Err`: the reason why it cannot be used,
+    /// which the client also reports by an event.
     pub(super) fn check_offer(&mut self, reply: &ServerReply) -> Result<(), &'static str> {
         offer_check::check(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
@@ -227,8 +229,8 @@ impl DhcpClient {
         })
     }
 
-    /// Lets the client wait after the server that offered the address has refused the client's
-    /// REQUEST.
+    /// Handles a NAK to the REQUEST for an offer: the client pauses, and then sends a DISCOVER.
+    /// After [`MOST_WISHES`] refusals, the client no longer prefers an address.
     fn refused(&mut self) {
         let pause = self.pause_after_refusal();
         if self.naks >= MOST_WISHES {

@@ -21,13 +21,13 @@ use super::super::{ClientEvent, Mac};
 use super::DhcpClient;
 use super::output::{AnnouncedAddress, MOST_STATIONS};
 
-/// Time from the publication of an address to the first ARP question about its announcer.
+/// Time from the write of a new address's record to the first ARP question about its announcer.
 pub(super) const FIRST_INQUIRY: Duration = Duration::from_secs(30);
 /// Time for which the client waits for answers to an ARP question about its address. The ARP probe
 /// of a new address has other times.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Interval between two ARP questions about a lost or kept address. The first question about a lost
-/// address follows one interval after the loss.
+/// Pause between the end of one ARP question about a lost or kept address and the next question.
+/// The first question about a lost address follows one such pause after the loss.
 const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Number of consecutive ARP questions about a lost address. If no known announcer answers any of
 /// them, the address counts as no longer announced.
@@ -135,8 +135,8 @@ impl DhcpClient {
         self.inquiry = Some(inquiry);
     }
 
-    /// Stores the answer that an ARP frame gives to the client's last ARP question. `false`: the
-    /// frame does not answer this question.
+    /// Handles an ARP frame that answers the client's last ARP question. `false`: the frame does
+    /// not answer this question.
     pub(super) fn receive_inquiry_answer(&mut self, arp: ArpPacket) -> bool {
         let ours = self.identity.mac;
         let answers = |inquiry: &&mut AddressInquiry| {

@@ -3,8 +3,8 @@
 //! Each question to a server is a REQUEST as a restarted client sends it (INIT-REBOOT). If the
 //! client reaches the lease's server without a router, the first questions go to this server alone,
 //! because another authoritative server would refuse at once. Later questions go to all servers.
-//! After T2, a DISCOVER follows each of them except the first, because a server without data about
-//! the lease answers only a DISCOVER. Invariants:
+//! After T2, the client also sends a DISCOVER with each question to all servers except the first
+//! one, because a server without data about the lease answers only a DISCOVER. Invariants:
 //!
 //! * The client holds the lease until its expiry, even without answers. The client loses the lease
 //!   earlier only if a server refuses the address (NAK), or grants another address.
@@ -28,8 +28,9 @@ const BEFORE_OTHERS_GRANT: u32 = 2;
 /// Number of broadcast REQUESTs that must be sent before the client accepts a refusal (NAK) of a
 /// server that did not grant the lease. If the lease has an expiry, T2 must also have passed.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
-/// Maximum number of REQUESTs after a restart. The client waits about a minute in all for answers
-/// to them. If no server answers, the client goes on with the T1, T2 and expiry that the lease had.
+/// Maximum number of REQUESTs after a restart or a change of the link. The client waits about a
+/// minute in all for answers to them. If no server answers, the client goes on with the T1, T2 and
+/// expiry that the lease had.
 const AFTER_RESTART: u32 = 4;
 /// Number of recent REQUESTs whose answers are accepted. An answer may arrive after the next
 /// REQUEST was sent.

@@ -1,12 +1,13 @@
-//! Keeping an address after its lease has expired because no server answered. A client keeps its
+//! Keeping an address whose lease has expired without an answer of a server. A client keeps its
 //! address only where the network's `onLeaseLoss` is `Keep`.
 //!
 //! RFC 2131, 4.4.5 requires a client to stop using such an address. But a guest continues to
 //! announce the address in any case, and an absent DHCP server is likelier than an address that is
 //! granted twice. The client therefore keeps the address, so that traffic is not interrupted, and
-//! continues to ask servers for it. The address is lost when a server refuses it, or when the
-//! lease's own server offers another address. Invariant: the address is lost after two consecutive
-//! ARP questions that several hosts answer, if one of these hosts is not a known announcer.
+//! continues to ask servers for it. The address is lost when a server refuses it or grants another
+//! address, or when the lease's own server offers another address. Invariant: the address is lost
+//! after two consecutive ARP questions that several hosts answer, if one of these hosts is not a
+//! known announcer.
 
 use super::super::{ClientTrouble, Mac};
 use super::address_inquiry::{AddressInquiry, InquirySubject};
@@ -14,8 +15,8 @@ use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
 /// Number of consecutive ARP questions about a kept address. If several stations answer each of
-/// them, the address is lost to another host. When an announcer moves to another node, two stations
-/// answer only one question.
+/// them, and one of these stations is not a known announcer, the address is lost to another host.
+/// When an announcer moves to another node, two stations answer only one question.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {

@@ -2,8 +2,9 @@
 //! and times. Its output is frames, records and events. Invariants:
 //!
 //! * The client sends only while its link is up.
-//! * The client sends a message at a planned time, or once as the answer to a message that it waits
-//!   for. So a flood of received frames causes no flood of sent frames.
+//! * The client sends a message at a planned time, at the call of [`DhcpClient::release`], or once
+//!   as the answer to a message that it waits for. So a flood of received frames causes no flood of
+//!   sent frames.
 //! * If the lease has expired, the client loses or keeps its address before it handles an input.
 //! * A new address may be used only after its record was written ([`DhcpClient::record_written`]).
 //!
@@ -51,17 +52,18 @@ const STILL_OURS: Duration = Duration::from_mins(5);
 /// Phase of a client in the DHCP protocol. The held lease is stored in [`DhcpClient::held`].
 #[derive(Clone, Debug)]
 enum ClientPhase {
-    /// The client does nothing until this time. Then it sends a DISCOVER.
+    /// The client sends no DHCP message until this time. Then it sends a DISCOVER.
     Waiting(Duration),
     Selecting(Selecting),
     Requesting(Requesting),
     Probing(Probing),
-    /// The client does nothing until T1.
+    /// The client sends no DHCP message until T1.
     Bound,
     Confirming(Confirming),
     /// Question by ARP before a RELEASE: whether a station still has the address.
     Parting(Probing),
-    /// The lease has ended. `Some`: time of a second RELEASE of this lease. `None`: no second one.
+    /// The client was released. `Some`: time of the second RELEASE, and the lease that it ends.
+    /// `None`: the client sends nothing more.
     Released(Option<(Duration, GrantedLease)>),
 }
 
@@ -75,7 +77,7 @@ pub struct DhcpClient {
     up: bool,
     phase: ClientPhase,
     held: Option<GrantedLease>,
-    /// Serial of the record that must be written before the address is used. `None`: no wait.
+    /// Serial of the record that must be written before the address is used. `None`: there is none.
     awaits: Option<u64>,
     serial: u64,
     former: Option<FormerAddress>,
@@ -86,11 +88,13 @@ pub struct DhcpClient {
     kept: bool,
     /// Lost address that a station still announces, and this station. `None`: there is none.
     still: Option<(Ipv4Addr, Mac)>,
-    /// Start of the search for an address: the loss of the last address, or the first DISCOVER.
+    /// Start of the search for an address: the loss of the last address. If there was no loss, or
+    /// if the link has changed since: planned time of the first DISCOVER.
     began: Duration,
-    /// Number of NAKs and of grants that cannot be used, since the client last held an address.
+    /// Number of accepted NAKs, and of unusable grants of offered addresses, since the client last
+    /// got or renewed a lease.
     naks: u32,
-    /// Number of addresses that the client declined since it last held an address.
+    /// Number of addresses that the client declined since it last got or renewed a lease.
     conflicts: u32,
     trouble: Option<ClientTrouble>,
     /// The `xid` of the last message that the client sent.
@@ -202,7 +206,8 @@ impl DhcpClient {
         }
     }
 
-    /// State of the client. It is `Probing` until the record of a new address is written.
+    /// State of the client. `Probing` lasts from the grant of a new address until its record is
+    /// written. The state is also `Probing` during the ARP questions before a RELEASE.
     pub fn state(&self) -> LeaseState {
         match &self.phase {
             ClientPhase::Waiting(_) if self.former.is_some() => LeaseState::Lost,
@@ -272,9 +277,10 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Sets whether the link is up. The lease time runs on while the link is down. After a change,
-    /// the client will ask servers to confirm its lease, or search for an address again. A new
-    /// client assumes that its link is up.
+    /// Sets whether the link is up. While the link is down, the client sends nothing, and the lease
+    /// time runs on. When the link is up again, the client asks servers to confirm its lease, or
+    /// searches for an address. A client that was released does not start anew. A new client
+    /// assumes that its link is up.
     pub fn set_link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
@@ -308,7 +314,8 @@ impl DhcpClient {
     }
 
     /// First step of each method with an input. Moves the client's clock forward to `now`. If the
-    /// lease has expired, the client loses the address, or keeps it if `options.keep` is set.
+    /// lease has expired, the client loses or keeps the address. The client keeps the address if
+    /// `options.keep` is set and a record with the address was written.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
@@ -348,7 +355,8 @@ impl DhcpClient {
         self.event(ClientEvent::Lost { address: lease.address, why });
     }
 
-    /// Makes `lease` the held lease. `fresh`: true if no written record has this address yet.
+    /// Makes `lease` the held lease. `fresh`: whether the address is a new one, whose record must
+    /// be written before the address is used. `false`: the held lease was renewed.
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));

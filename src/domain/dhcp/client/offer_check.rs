@@ -17,8 +17,8 @@ const SHORTEST_LEASE: u32 = 10;
 const TOO_SHORT: &str = "its lease time is shorter than 10 s";
 
 /// Checks whether an offer or a grant can be used. `subnets`: subnets from which addresses may be
-/// leased. Empty: any address may be leased. `Err`: the reason why it cannot be used. If there are
-/// several, the first of the list.
+/// leased. Empty: any address may be leased. `Err`: the reason why it cannot be used. If several
+/// reasons apply: the first one in the order of the checks.
 pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), &'static str> {
     let ServerReply { address, server, gateway, prefix, seconds, .. } = *reply;
     let [first, ..] = address.octets();

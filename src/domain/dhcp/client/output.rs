@@ -15,8 +15,8 @@ pub(super) const MOST_STATIONS: usize = 4;
 /// its order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
-    /// Send this complete Ethernet frame. The frames of [`super::super::DhcpClient::listening`]
-    /// must be accepted first.
+    /// Send this complete Ethernet frame. Before that, begin to accept the frames that
+    /// [`super::super::DhcpClient::listening`] returns.
     Send(Vec<u8>),
     /// Write this record into the DHCPLease, then call
     /// [`super::super::DhcpClient::record_written`]. A later record replaces an earlier one that is
@@ -102,14 +102,15 @@ pub enum ClientTrouble {
     AnswersForAll(Mac),
     /// The server that granted the lease has not answered between T1 and T2.
     ServerSilent,
-    /// The lease has expired, because no server answered. The address is lost.
+    /// The lease has expired without an answer of a server. The address is lost.
     Expired,
-    /// The lease has expired, because no server answered. The address is kept.
+    /// The lease has expired without an answer of a server. The address is kept.
     Kept,
     /// The address was kept after the lease had expired. It is lost now, because another host also
     /// has it. The value is the station of the other host.
     Taken(Mac),
-    /// A server granted or offered an address that the client does not hold.
+    /// A server granted another address than the client held, or the server of a kept address
+    /// offered another one.
     Changed,
 }
 
@@ -164,13 +165,15 @@ pub enum ClientEvent {
         /// Reason why the offer or grant cannot be used.
         why: &'static str,
     },
-    /// An address was granted. No other host answered its probe, or no probe was sent.
+    /// The client holds a newly granted address. No host answered the probe except a known
+    /// announcer of the address, or no probe was sent.
     Acquired {
         /// Granted address.
         address: Ipv4Addr,
         /// Server that granted the address.
         server: Ipv4Addr,
-        /// Time from the start of the search for an address to the grant.
+        /// Time from the start of the search until the client holds the address. The time of a
+        /// probe is included.
         took: Duration,
     },
     /// The lease was renewed.
@@ -180,7 +183,7 @@ pub enum ClientEvent {
         /// Time from the first REQUEST of the renewal to the grant.
         took: Duration,
     },
-    /// A server renewed the lease, and this server had not granted the lease before.
+    /// Another server than the one that granted the lease before has renewed the lease.
     ServerChanged {
         /// Server that granted the lease before.
         from: Ipv4Addr,
@@ -199,7 +202,8 @@ pub enum ClientEvent {
         /// Server that sent the NAK.
         server: Ipv4Addr,
         /// Whether the client accepted the refusal. If the server did not grant the held lease, the
-        /// client accepts its refusal only after several REQUESTs without an answer.
+        /// client accepts its refusal only after several REQUESTs without an answer, and only after
+        /// T2 if the lease has an expiry.
         heeded: bool,
     },
     /// The client declined the granted address, because another station has it.

@@ -21,8 +21,8 @@ const MOST_CONFLICTS: u32 = 10;
 /// But a server does not grant a declined address again for about a day. At one address each
 /// minute, the client would use up all addresses of the server.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
-/// Pause before the next DISCOVER, if a station answers ARP for all addresses. The client sends no
-/// DECLINE then, so the server offers the same address again.
+/// Pause before the next DISCOVER, if a station answers ARP for all addresses. In this case, the
+/// client sends no DECLINE, so the server offers the same address again.
 const PROXY_PAUSE: Duration = Duration::from_mins(1);
 
 /// State of a client that asks by ARP about the address of a lease, before it uses the address or

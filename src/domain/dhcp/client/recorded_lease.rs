@@ -29,7 +29,8 @@ pub struct RecordedLease {
     /// Time for which the address has been held, by the wall clock.
     pub age: Duration,
     /// Time until the lease expires, by the wall clock. Zero: the lease has expired. A time longer
-    /// than `seconds` counts as `seconds`, because the wall clock may have been set back.
+    /// than `seconds` counts as `seconds`, because the wall clock may have been set back. If the
+    /// lease never expires, this field is not used.
     pub left: Duration,
 }
 
@@ -72,6 +73,6 @@ pub(super) struct FormerAddress {
     /// address is granted before this time, the client does not probe the address.
     pub(super) ours_until: Duration,
     /// Whether the client requests this address again. `false`: servers have refused several
-    /// REQUESTs of the client since the loss of this address.
+    /// REQUESTs of the client, among them the one whose refusal ended the lease, if there was one.
     pub(super) wanted: bool,
 }

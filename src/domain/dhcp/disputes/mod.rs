@@ -1,5 +1,6 @@
-//! Disputes of granted addresses. A station disputes an address if it answers the client's ARP
-//! probe for the address: a host that has the address, or a router that answers for all addresses.
+//! Disputes of granted addresses. During the client's ARP probe, a station disputes the address if
+//! one of its ARP frames shows that it has the address or also probes it. Such a station is a host
+//! that has the address, or a router that answers for all addresses.
 //!
 //! A router with proxy ARP (`proxy_arp_pvlan`, `ip local-proxy-arp`, private VLANs) disputes every
 //! address that its DHCP server grants. If the client declined each of these addresses, the server
@@ -16,8 +17,8 @@ use super::Mac;
 /// addresses (proxy ARP).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressDisputes {
-    /// Station that sends the grants, and the address that this station disputed last. `None`: this
-    /// station has disputed no address.
+    /// Last dispute by a station that also sent the grant: this station, and the disputed address.
+    /// `None`: there was no such dispute.
     last: Option<(Mac, Ipv4Addr)>,
     proxy: Option<Mac>,
 }
@@ -35,7 +36,7 @@ impl AddressDisputes {
         }
     }
 
-    /// Forgets all disputes. Called when a granted address was not disputed: then no station
+    /// Forgets all disputes. Called when a granted address was not disputed, so that no station
     /// answers ARP for all addresses.
     pub fn clear(&mut self) {
         *self = Self::default();

@@ -1,7 +1,8 @@
 //! A granted lease, the times of its renewal (T1) and of its rebinding (T2), and its expiry.
 //!
 //! Times are offsets on one clock. This clock cannot be set, and it runs on while the host sleeps.
-//! The lease time is counted from the client's request, not from the server's answer. Invariants:
+//! The lease time is counted from the client's request, not from the server's answer. Invariants of
+//! a lease that is made from a server's message:
 //!
 //! * granted < T1 < T2 < expiry
 //! * T1 and T2 are at least a second after `granted`, so that they cause no busy loop.
@@ -33,19 +34,21 @@ pub struct GrantedLease {
     pub address: Ipv4Addr,
     /// Length of the subnet's prefix. `None`: the server sent no valid mask.
     pub prefix: Option<u8>,
-    /// Router of the subnet. `None`: the server sent none.
+    /// Router of the subnet. `None`: the server sent no valid one.
     pub gateway: Option<Ipv4Addr>,
     /// Name servers of the subnet.
     pub name_servers: Vec<Ipv4Addr>,
     /// Server that granted the lease.
     pub server: Ipv4Addr,
     /// Station that sent the server's answer: the server itself, or the router on the way to it.
+    /// Broadcast address: the station is not known.
     pub server_mac: Mac,
     /// Lease time, in seconds. `None`: the lease never expires.
     pub seconds: Option<u32>,
     /// Time of the REQUEST that first got this address. A renewal does not change this time.
     pub obtained: Duration,
-    /// Time of the last REQUEST that was answered by a grant. The lease time starts at this time.
+    /// Time of the REQUEST that the last grant answers. If the client sent this REQUEST several
+    /// times: time of the first one. The lease time starts at this time.
     pub granted: Duration,
     /// T1: time from which the client asks the lease's server to extend the lease.
     pub renew: Duration,
@@ -165,8 +168,8 @@ impl LeaseTimes {
 
 /// Time of a lease's renewal: the last time of the form `(k + phase / 2^32) * width` that is not
 /// after `latest`. `k` is any whole number, and `phase` is the phase of the lease's client
-/// ([`super::phase`]). At these times, clients with different phases do not come closer to each
-/// other, however often they renew.
+/// ([`super::phase`]). The renewals of clients with different phases stay apart at these times,
+/// however often the clients renew.
 fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
     let nanos = width.as_nanos();
     if nanos == 0 {

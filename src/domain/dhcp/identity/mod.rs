@@ -143,8 +143,8 @@ impl ClientIdentity {
         Self { mac: Mac(mac), client_id, hostname: hostname(name, &hash) }
     }
 
-    /// Changes the client identifier to the form `form`. `self` must be the result of
-    /// [`Self::derive`], whose client identifier is a DUID.
+    /// Changes the client identifier to the form `form`. The client identifier of `self` must be
+    /// the DUID that [`Self::derive`] has made, because the form `Duid` leaves it unchanged.
     #[must_use]
     pub fn with_form(mut self, form: ClientIdForm) -> Self {
         match form {

@@ -1,4 +1,4 @@
-//! ARP as far as a probe (RFC 5227) needs it: the question which station has an address, and the
+//! Part of ARP that a probe (RFC 5227) needs: the question which station has an address, and the
 //! answer to this question.
 
 use std::net::Ipv4Addr;
@@ -28,8 +28,8 @@ pub struct ArpPacket {
 }
 
 impl ArpPacket {
-    /// Reads an ARP packet from the payload of a frame. `None`: the payload is not ARP for IPv4 on
-    /// Ethernet.
+    /// Reads an ARP packet from the payload of a frame. `None`: the payload is not a whole ARP
+    /// request or reply for IPv4 on Ethernet.
     pub fn read(payload: &[u8]) -> Option<Self> {
         if payload.get(..6)? != KIND {
             return None;

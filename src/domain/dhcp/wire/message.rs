@@ -1,8 +1,9 @@
 //! DHCP messages that a client sends or reads.
 //!
 //! Invariant: a message that [`read`] accepts is for the client's hardware address, and has the
-//! DHCP cookie, a type and a valid server address. If the protocol fixes the length of an option,
-//! an option of another length counts as missing. The caller checks everything else.
+//! DHCP cookie, a type and a valid server address. The message has no client identifier of another
+//! client. If the protocol fixes the length of an option, an option of another length counts as
+//! missing. The caller checks everything else.
 
 use std::net::Ipv4Addr;
 
@@ -76,7 +77,8 @@ impl MessageKind {
 
 /// Octets of a client's message, at least [`SHORTEST`] of them. `xid`: transaction ID, which a
 /// server's answer repeats. `secs`: seconds since the client began to search for an address, or to
-/// extend its lease. `broadcast`: whether servers are asked to broadcast their answers.
+/// extend its lease. `broadcast`: whether servers are asked to broadcast their answers. DECLINE and
+/// RELEASE contain neither `secs` nor `broadcast`.
 pub fn write(
     kind: MessageKind,
     identity: &ClientIdentity,
@@ -154,9 +156,10 @@ pub struct ServerReply {
     /// Length of the subnet's prefix, from option 1. `None`: the option is missing, or is not a
     /// valid mask.
     pub prefix: Option<u8>,
-    /// First router in option 3. `None`: the option is missing, or no host can have this address.
+    /// First router in option 3. `None`: the option contains no address, or no host can have this
+    /// address.
     pub gateway: Option<Ipv4Addr>,
-    /// First name servers in option 6, at most three. Empty: the option names none.
+    /// First name servers in option 6, at most three. Empty: the message names none.
     pub name_servers: Vec<Ipv4Addr>,
 }
 

@@ -33,7 +33,8 @@ pub struct PoolSegment {
     pub segment: Segment,
 }
 
-/// Another LoadBalancer that has the leased address. This LoadBalancer may be on any network.
+/// Another LoadBalancer that has the leased address in its status or in its record. This
+/// LoadBalancer may be on any network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherHolder {
     /// Segment on which the address of that LoadBalancer is announced. `None`: the address counts
@@ -41,10 +42,11 @@ pub struct OtherHolder {
     pub segment: Option<Segment>,
     /// Whether a pool allocated the address to that LoadBalancer.
     pub by_pool: bool,
-    /// Whether that LoadBalancer publishes the address. `false`: the address is only recorded for
-    /// that LoadBalancer.
+    /// Whether that LoadBalancer publishes the address. `false`: only its record has the address.
     pub publishes: bool,
-    /// Whether that LoadBalancer is older than the one that is to publish the address.
+    /// Whether that LoadBalancer is older than the one that is to publish the address. If only its
+    /// record has the address: whether the record is older than the LoadBalancer that is to publish
+    /// it.
     pub older: bool,
 }
 
@@ -82,7 +84,7 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
         return Some(format!("{ip} is the address of another LoadBalancer"));
     }
     // The address of a LoadBalancer's own Service does not count: if another LoadBalancer publishes
-    // the address, it is in `others`.
+    // the address, that LoadBalancer is in `others`.
     let counts = |reserved: &&Reserved| match reserved {
         Reserved::OwnIngress(_) => false,
         _ => !uses.published || !reserved.is_ingress(),

@@ -1,9 +1,9 @@
 //! Deployment of a network's agent. The operator creates, updates and deletes the Deployment.
 //!
 //! The fields that depend on the network are set here; all other fields come from the chart's
-//! template. A network's name is inserted as one whole value, never as a part of a text that is
-//! parsed again. Invariant: a Deployment without the operator's own label is never changed or
-//! deleted.
+//! template. A network's name is always a whole value: an argument, an annotation, or strings in
+//! the JSON for Multus. So a name cannot add an argument or a field. Invariant: a Deployment
+//! without the operator's own label is never changed or deleted.
 
 use serde_json::{Value, json};
 
@@ -55,8 +55,8 @@ pub struct StoredDeployment {
 
 impl StoredDeployment {
     /// Command-line options of the agent in the stored Deployment, without the arguments that name
-    /// the network and the interface. `None`: the operator did not create the Deployment, or the
-    /// Deployment's agent is for a network other than `network`.
+    /// the network and the interface. `None`: the operator did not create the Deployment, or its
+    /// arguments do not begin with those of an agent for `network`.
     pub fn options(&self, network: &str) -> Option<Vec<String>> {
         let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
         let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;
@@ -124,8 +124,9 @@ pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> Deploym
 }
 
 /// Whether `stored` has each field of `wanted`, with the same value. Further fields in `stored` do
-/// not count, because the API server adds fields. `resources` are not compared, because the API
-/// server normalizes quantities.
+/// not count, because the API server adds fields. A null in `wanted` matches any value, and an
+/// empty object or list in `wanted` also matches a missing field. `resources` are not compared,
+/// because the API server normalizes quantities.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match (stored, wanted) {
         (_, Value::Null) => true,

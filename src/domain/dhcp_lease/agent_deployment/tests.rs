@@ -82,7 +82,8 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     }
 }
 
-/// A network's name is one whole value wherever it is used. No text is composed with the name.
+/// A network's name is a whole value, so a name cannot add a field or an argument to the
+/// Deployment.
 #[test]
 fn a_name_injects_nothing() {
     let evil = "default/x\",\"name\":\"y\"}]$(HOME) --interface eth0";

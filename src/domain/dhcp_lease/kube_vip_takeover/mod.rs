@@ -19,7 +19,8 @@ use crate::reason::{NoLease, TAKEOVER};
 use crate::vm_backends::listeners;
 use api::{Condition, LoadBalancer};
 
-/// Time for which kube-vip may still send the DHCPRELEASE after the deletion of a Service.
+/// Time for which kube-vip may still send the DHCPRELEASE after the deletion of a Service. This
+/// time is counted from the last update of the condition that reports the takeover.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
 /// Interval between two checks whether a takeover can continue.
 pub const AGAIN: Duration = Duration::from_secs(1);

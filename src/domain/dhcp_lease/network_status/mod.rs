@@ -25,10 +25,11 @@ pub struct AgentFacts<'a> {
     pub namespace: &'a str,
     /// Agent that the network is to have.
     pub agent: &'a WantedAgent,
-    /// Pod that holds the Lease of the network's agent, and the time since which the pod holds it.
-    /// `None`: no pod holds the Lease. `None` in the second field: the time is not known.
+    /// Active pod, which holds the Lease of the network's agent, and the time since which the pod
+    /// holds it. `None`: no pod is active. `None` in the second field: the time is not known.
     pub served_by: Option<(String, Option<DateTime<FixedOffset>>)>,
-    /// Name of the cluster network that the network belongs to. Empty: each node has the network.
+    /// Name of the cluster network that the network belongs to. Empty, or `mgmt`: each node has the
+    /// network.
     pub cluster_network: &'a str,
     /// Whether at least one node belongs to this cluster network.
     pub has_node: bool,

@@ -70,7 +70,7 @@ pub struct DhcpDeclaration {
     /// broadcast their answers. Empty: no.
     pub broadcast: String,
     /// Name of the Harvester cluster network to which the network belongs. Only nodes with the
-    /// label of this cluster network have the network. Empty: each node has the network.
+    /// label of this cluster network have the network. Empty, or `mgmt`: each node has the network.
     pub cluster_network: String,
 }
 

@@ -54,7 +54,8 @@ pub struct RequestedIdentity {
 
 /// Client identifier that a LoadBalancer requests.
 enum AskedId {
-    /// The LoadBalancer requests nothing, so the network's form of client identifiers is used.
+    /// The LoadBalancer requests neither a form nor a hardware address, so the network's form of
+    /// client identifiers is used.
     Any,
     /// The LoadBalancer requests a form of client identifiers.
     Form(ClientIdForm),
@@ -172,7 +173,8 @@ impl RequestedIdentity {
     }
 
     /// Whether a record has the requested client identity. A field that is not requested may have
-    /// any value.
+    /// any value. A requested address fits if it is the requested or the leased address of the
+    /// record. `broadcast` is not compared.
     pub fn fits(&self, record: &DHCPLease) -> bool {
         let spec = &record.spec;
         let of_mac = || spec.mac_address.parse().ok().map(|mac| ClientId::of_mac(mac).to_string());
@@ -206,7 +208,8 @@ pub fn adopted(
     let kube_vips = |key: &str| service.annotations.get(key).map(String::as_str);
     let said = |key: &str| own(key).or_else(|| kube_vips(key).filter(|text| !text.is_empty()));
     read(said)?;
-    // kube-vip reads or writes the others on the Service for which it leases an address.
+    // kube-vip reads or writes all these annotations except `ANNOTATION_DHCP_CLIENT_ID` on the
+    // Service for which it leases an address.
     let missing: Map<String, Value> = ASKING
         .iter()
         .filter(|key| **key != ANNOTATION_DHCP_CLIENT_ID && own(key).is_none())

@@ -140,9 +140,9 @@ fn conditions(
         .unwrap_or_else(|| former.to_vec())
 }
 
-/// Merge patch (RFC 7396) that replaces the stored status by the new one. The patch has all fields,
-/// even the unchanged ones. The API server may have stored an earlier write whose answer was lost,
-/// so `stored` may be out of date.
+/// Merge patch (RFC 7396) that replaces the stored status by the new one. The patch has all fields
+/// of `new`, even the unchanged ones: the API server may have stored an earlier write whose answer
+/// was lost, so `stored` may be out of date. A field that only `stored` has is removed.
 pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
     let fields = |status: &DHCPLeaseStatus| match serde_json::to_value(status) {
         Ok(Value::Object(fields)) => fields,

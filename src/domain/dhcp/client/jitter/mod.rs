@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::limits::token_bucket::TokenBucket;
 
 /// Rate limit of RELEASEs: 10 at once, then one every 20 ms. A server does not answer a RELEASE, so
-/// the client does not notice a lost one. At this rate, a server that stops for a second gets only
-/// 50 RELEASEs in that second, and can buffer them.
+/// the client does not notice a lost one. At this rate, a server that stops for a second gets at
+/// most 60 RELEASEs in that second, and can buffer them.
 pub const RELEASES: TokenBucket = TokenBucket::new(10, Duration::from_millis(20));
 /// Time that a server is assumed to need for the messages of one client.
 const EACH: Duration = Duration::from_millis(8);

@@ -283,7 +283,8 @@ pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Selecting, None));
 }
 
-/// The client goes on to ask a server that has no free address, but at most once a minute.
+/// The client goes on to ask a server that has no free address, but after the first minute at most
+/// once a minute.
 #[test]
 pub fn a_server_without_addresses_is_asked_for_ever() {
     let mut bed = Bed::new();

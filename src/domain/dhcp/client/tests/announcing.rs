@@ -174,8 +174,7 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
         assert_eq!((bed.record().state, bed.client.deadline()), (LeaseState::Released, None));
     }
-    // If no station has the address, the first RELEASE follows half a second after the call of
-    // `release`.
+    // If no station has the address, the first RELEASE follows 430 ms after the call of `release`.
     let mut bed = announced();
     let before = bed.now;
     assert_eq!(bed.release(), []);

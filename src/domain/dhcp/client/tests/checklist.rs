@@ -1,6 +1,7 @@
 //! Requirements on a client from RFC 2131 and related RFCs, point by point, with the tests that
-//! prove each point. `cargo test --lib the_checklist` runs the tests of this folder and prints the
-//! table. The table also names the tests with real servers, which are in `tests/it/dhcp`.
+//! prove each point. `cargo test --lib the_checklist` runs those of these tests that are in `dhcp`,
+//! and prints the table. The table also names the tests with real servers, which are in
+//! `tests/it/dhcp`.
 
 use std::fmt::Write;
 
@@ -16,8 +17,8 @@ macro_rules! proofs {
     ($($proof:path),+ $(,)?) => { &[$((stringify!($proof), $proof)),+] };
 }
 
-/// Requirement: its number, its text, the tests of this folder that prove it, and the names of
-/// tests with real servers.
+/// Requirement: its number, its text, the tests in `dhcp` that prove it, and the names of tests
+/// with real servers.
 type Point = (u8, &'static str, &'static [Proof], &'static [&'static str]);
 
 /// Names of the tests that follow a lease from its first packet to its last, one test for each of

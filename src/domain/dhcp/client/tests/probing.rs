@@ -166,7 +166,8 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.client.state(), LeaseState::Probing);
 }
 
-/// ARP answers are ignored while a lease is held, because the announcer of its address sends them.
+/// An ARP answer for a held address causes no DECLINE, because the address's announcer may have
+/// sent it.
 #[test]
 pub fn a_held_address_is_never_declined() {
     let mut bed = Bed::bound(120);

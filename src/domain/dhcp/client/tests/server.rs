@@ -204,8 +204,8 @@ impl Answer {
     }
 }
 
-/// Frame with a message of a server. It has no UDP checksum, like the frame of a server on the same
-/// host.
+/// Frame with a message of a server. It has no UDP checksum. The frame of a server on the same host
+/// has no valid one either.
 pub fn framed(message: &[u8], from: Mac, server: Ipv4Addr, to: Ipv4Addr, chaddr: Mac) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap();
     let mut header = vec![0x45, 0];

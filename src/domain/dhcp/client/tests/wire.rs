@@ -230,7 +230,7 @@ pub fn a_new_server_takes_over_without_a_break() {
     }
 }
 
-/// Two servers have the client's lease. The client stays with the one that it chose.
+/// Two servers answer the client's DISCOVER. The client stays with the one that it chose.
 #[test]
 pub fn two_servers_do_not_pull_at_a_client() {
     let wire = Wire { lost: 0, doubled: 0, delay: ms(20) };

@@ -8,8 +8,8 @@
 //! program to a socket, but `socket2` already does this. libpcap compiles filters from text, but
 //! then the agent, which has privileges, would link a C library.
 
-/// Frames that a client needs, or that the kernel hands to the agent's socket. A later variant has
-/// the frames of the earlier ones.
+/// Frames that a client needs, or that the kernel hands to the agent's socket. Each variant
+/// includes the frames of the variants before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrameFilter {
     /// No frame.
