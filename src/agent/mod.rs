@@ -70,9 +70,8 @@ pub struct DhcpAgent {
 impl DhcpAgent {
     /// Runs one term of leadership. Returns only if the term ends with an error.
     pub async fn term(&self) -> anyhow::Result<()> {
-        let result = AgentTerm::begin(self).await?.run().await;
-        self.set_first_expiry(None);
-        result
+        let _metrics = TermMetrics(self);
+        AgentTerm::begin(self).await?.run().await
     }
 
     fn set_first_expiry(&self, end: Option<Duration>) {
@@ -86,6 +85,20 @@ impl DhcpAgent {
         let (links, _changes) = KernelLinks::connect(&self.network)?;
         links.remove_all_but(&HashSet::new()).await?;
         Ok(())
+    }
+}
+
+/// Metrics of the leases that the agent holds in a term. The drop sets them to the values of a
+/// standby, because the future of a term is dropped when the network's Lease is lost.
+struct TermMetrics<'a>(&'a DhcpAgent);
+
+impl Drop for TermMetrics<'_> {
+    fn drop(&mut self) {
+        let dhcp = &self.0.dhcp;
+        self.0.set_first_expiry(None);
+        dhcp.leases.reset();
+        dhcp.servers.set(0);
+        dhcp.still_announced.set(0);
     }
 }
 

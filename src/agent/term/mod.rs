@@ -121,7 +121,6 @@ impl<'a> AgentTerm<'a> {
     }
 
     pub(super) async fn run(mut self) -> anyhow::Result<()> {
-        self.agent.dhcp.leases.reset();
         let mut buffer = vec![0; LONGEST_FRAME];
         loop {
             // Events of records are handled, and records are written, only while this agent holds

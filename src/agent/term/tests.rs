@@ -4,9 +4,12 @@
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use futures::FutureExt as _;
 use http::{Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
+use prometheus::core::Collector as _;
 use serde_json::json;
 use tower::{BoxError, service_fn};
 
@@ -292,4 +295,20 @@ async fn a_socket_that_was_closed_accepts_the_answers_to_the_next_question() {
     term.socket.close();
     next_deadline(&mut term).expect("the release does not go on");
     assert_eq!(term.socket.accepted(), FrameFilter::DhcpAndArp);
+}
+
+/// The future of a term is dropped when another agent has taken the network's Lease.
+#[tokio::test]
+async fn the_end_of_a_term_leaves_the_metrics_of_a_standby() {
+    let agent = leader().await;
+    let mut term = Box::pin(agent.term());
+    assert!((&mut term).now_or_never().is_none());
+    agent.set_first_expiry(Some(clock::now()));
+    agent.dhcp.leases.with_label_values(&["Bound"]).set(1);
+    agent.dhcp.servers.set(1);
+    agent.dhcp.still_announced.set(1);
+    drop(term);
+    assert_eq!(agent.first_expiry.load(Ordering::Relaxed), 0);
+    assert!(agent.dhcp.leases.collect().iter().all(|family| family.get_metric().is_empty()));
+    assert_eq!((agent.dhcp.servers.get(), agent.dhcp.still_announced.get()), (0, 0));
 }
