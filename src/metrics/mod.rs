@@ -135,7 +135,7 @@ impl PoolGauges {
             allocated: gauges("hgo_pool_addresses_allocated", "Claims in the pool's ledger")?,
             waiters: gauges(
                 "hgo_pool_waiters",
-                "LoadBalancers waiting for an address of the pool",
+                "LoadBalancers that wait because the pool is full",
             )?,
         })
     }
@@ -283,28 +283,22 @@ impl Metrics {
         }
     }
 
-    /// Starts to measure how long the LoadBalancer waits for its address, unless the measurement
-    /// has already started. Does nothing if the LoadBalancer has an address or is being deleted.
+    /// Starts to measure how long the LoadBalancer waits for its first address. The caller has not
+    /// observed the LoadBalancer before. Does nothing if the LoadBalancer has an address or is being
+    /// deleted.
     pub fn start_wait(&self, lb: &LoadBalancer) {
         let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
         if has_address || lb.metadata.deletion_timestamp.is_some() {
             return;
         }
         let (Some(uid), Some(created)) = (lb.uid(), lb.creation_timestamp()) else { return };
-        let mut seen = lock(&self.seen);
-        seen.entry(uid).or_insert_with(|| {
-            // The wait begins at the creation time of an object that is older than 2 s. For a
-            // younger object, the wait begins now, because the creation time has only whole
-            // seconds.
-            let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            let age = age.saturating_sub(u64::try_from(created.0.as_second()).unwrap_or(0));
-            let now = Instant::now();
-            if age > 2 {
-                now.checked_sub(std::time::Duration::from_secs(age)).unwrap_or(now)
-            } else {
-                now
-            }
-        });
+        // The wait begins at the creation time of an object that is older than 2 s. For a younger
+        // object, the wait begins now, because the creation time has only whole seconds.
+        let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let age = age.saturating_sub(u64::try_from(created.0.as_second()).unwrap_or(0));
+        let now = Instant::now();
+        let old = (age > 2).then(|| now.checked_sub(std::time::Duration::from_secs(age)));
+        lock(&self.seen).insert(uid, old.flatten().unwrap_or(now));
     }
 
     /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`, because
@@ -317,7 +311,8 @@ impl Metrics {
     }
 
     /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`. The
-    /// measurement has no result, because the LoadBalancer is gone.
+    /// measurement has no result, because the LoadBalancer is gone, or another process has published
+    /// its address.
     pub fn forget(&self, uid: &str) {
         lock(&self.seen).remove(uid);
     }

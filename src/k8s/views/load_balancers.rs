@@ -121,8 +121,13 @@ pub(super) fn set(
         remove(views, metrics, writer, former);
     }
     lock(&views.index.unreadable_lbs).remove(&key(lb.meta()));
-    metrics.start_wait(&lb);
-    lock(&views.index.uids).insert(lb.uid().unwrap_or_default(), trimming);
+    let uid = lb.uid().unwrap_or_default();
+    if lock(&views.index.uids).insert(uid.clone(), trimming).is_none() {
+        metrics.start_wait(&lb);
+    } else if facts::allocated_ip(&lb).is_some() && !views.has_subscriber() {
+        // Another process leads and has published the address.
+        metrics.forget(&uid);
+    }
     select(views, &lb);
     writer.set(lb);
 }

@@ -73,6 +73,11 @@ impl Views {
         ChangeSubscription { notifier: self.notifier.clone(), handler }
     }
 
+    /// Whether this process leads: a handler is registered.
+    pub(super) fn has_subscriber(&self) -> bool {
+        lock(&self.notifier.0).is_some()
+    }
+
     pub(super) fn notify(&self, change: ChangeEvent) {
         // The lock is released before the handler is called, because the handler may read the
         // views.

@@ -2,6 +2,7 @@
 
 mod awaited_vms;
 mod events;
+mod leased;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Service;
@@ -316,6 +317,41 @@ fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     assert!(!leader.views.has_uid("uid-web") && leader.views.has(&seen.lb));
     leader.vm("web", "10.52.0.7", true);
     leader.reports(&["ns/web"]);
+}
+
+/// The time until an address is the time until the first one. An event that is late, or the loss of
+/// the address, starts no other measurement.
+#[test]
+fn the_wait_for_an_address_is_measured_once() {
+    let mut leader = LeaderViews::new();
+    let set = |leader: &mut LeaderViews, name: &str, address: Option<&str>| {
+        let status = address.map(|ip| json!({"allocatedAddress": {"ip": ip}}));
+        let lb = read(json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+            "metadata": {
+                "namespace": "ns", "name": name, "uid": name,
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": {}, "status": status,
+        }));
+        let seen = TrimmedLb { lb, trimming: LbTrimming::default() };
+        load_balancers::set(&leader.views, &leader.metrics, &mut leader.load_balancers, seen);
+    };
+    let measured = |leader: &LeaderViews| leader.metrics.time_to_address.get_sample_count();
+    set(&mut leader, "web", None);
+    leader.metrics.addressed("web");
+    for address in [None, Some("10.0.0.1"), None] {
+        set(&mut leader, "web", address);
+        leader.metrics.addressed("web");
+        assert_eq!(measured(&leader), 1);
+    }
+    // The address is published while another process leads.
+    set(&mut leader, "db", None);
+    let last = leader.views.subscribe(|_| ());
+    drop(last);
+    set(&mut leader, "db", Some("10.0.0.2"));
+    leader.metrics.addressed("db");
+    assert_eq!(measured(&leader), 1);
 }
 
 /// An event that is older than the version in the view changes nothing. A list without the object
