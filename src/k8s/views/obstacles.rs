@@ -35,6 +35,8 @@ fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> Addr
     };
     let mine = (age(lb.meta()), facts::name(lb));
     let older = |meta| age(meta) < mine.0;
+    let record = views.record(&mine.1);
+    let has_older_record = |meta| record.as_ref().is_none_or(|own| age(meta) < age(own.meta()));
     let pools = views.pools();
     let has_it = |other: &LoadBalancer| {
         let allocated = other.status.as_ref().and_then(|s| s.allocated_address.as_ref());
@@ -69,7 +71,7 @@ fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> Addr
         segment: Some(views.segment(&record.spec.network)),
         by_pool: false,
         publishes: false,
-        older: older(record.meta()),
+        older: has_older_record(record.meta()),
     }));
     let reserved =
         lock(&views.index.infrastructure).reservations(lease.ip.into()).cloned().collect();

@@ -45,8 +45,8 @@ pub struct OtherHolder {
     /// Whether that LoadBalancer publishes the address. `false`: only its record has the address.
     pub publishes: bool,
     /// Whether that LoadBalancer is older than the one that is to publish the address. If only its
-    /// record has the address: whether the record is older than the LoadBalancer that is to publish
-    /// it.
+    /// record has the address: whether the record is older than the record of the one that is to
+    /// publish it.
     pub older: bool,
 }
 
