@@ -424,16 +424,16 @@ fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
     std::array::from_fn(|at| digest[at])
 }
 
+/// Digest of a selector. Each text follows its length, and each list follows its number of values,
+/// because a text of a LoadBalancer may contain any character.
 fn selector_digest(selector: &VmSelector) -> [u8; 32] {
     let mut hash = Sha256::new();
     for (label, values) in selector {
-        hash.update(label);
-        hash.update([0]);
-        for value in values {
-            hash.update(value);
-            hash.update([1]);
+        hash.update(values.len().to_le_bytes());
+        for text in std::iter::once(label).chain(values) {
+            hash.update(text.len().to_le_bytes());
+            hash.update(text);
         }
-        hash.update([2]);
     }
     hash.finalize().into()
 }

@@ -292,3 +292,17 @@ fn load_balancers_are_found_by_what_their_vms_report() {
     index.remove_vm("ns", "c");
     assert!(index.by_address.is_empty());
 }
+
+#[test]
+fn selectors_that_differ_have_different_digests() {
+    let one = selector(&[("app", &["web\u{1}db"])]);
+    let others: [&[(&str, &[&str])]; 4] = [
+        &[("app", &["web", "db"])],
+        &[("app", &["webdb"])],
+        &[("app", &["web"]), ("db", &[])],
+        &[("app", &["web\u{1}", "db"])],
+    ];
+    for other in others {
+        assert_ne!(selector_digest(&one), selector_digest(&selector(other)), "{other:?}");
+    }
+}
