@@ -90,7 +90,8 @@ fn read_value(
     };
     let Some(config) = config else {
         let token = secret.value.clone().filter(|token| !token.reveal().is_empty());
-        let watched = token.iter().map(|token| watched::token_entry("", &token.claims())).collect();
+        let watched = token.iter().filter(|_| !rotated);
+        let watched = watched.map(|token| watched::token_entry("", &token.claims())).collect();
         return Ok(TargetRead::of(there(token, Vec::new()), WatchedCredentials::of(watched)));
     };
     let all = config.tokens();

@@ -79,7 +79,10 @@ fn every_token_of_a_watched_target_is_listed() {
         let users: Vec<&str> = seen.watched.listed.iter().map(|w| w.user.as_str()).collect();
         assert_eq!(users, ["a", "b"]);
     }
-    assert_eq!(read(&wants(None), false, Some(&content("alone"))).watched.listed.len(), 1);
+    for (rotated, listed) in [(false, 1), (true, 0)] {
+        let seen = read(&wants(None), rotated, Some(&content("alone")));
+        assert_eq!(seen.watched.listed.len(), listed, "{rotated}");
+    }
 }
 
 #[test]
