@@ -77,11 +77,13 @@ pub enum RancherError {
 }
 
 impl RancherError {
-    /// Whether the server may have carried out a write although the call returned this error.
-    pub fn may_be_done(&self) -> bool {
+    /// Whether the same call may succeed later: the Rancher gave no answer, a status 5xx, or an
+    /// unreadable answer, limits the rate of calls (429), or is not behind its proxy now (404 of the
+    /// proxy).
+    pub fn may_pass(&self) -> bool {
         match self {
             Self::Silent(..) | Self::Unreadable(..) => true,
-            Self::Refused { status, .. } => *status >= 500,
+            Self::Refused { status, .. } => matches!(status, 404 | 429 | 500..),
             _ => false,
         }
     }
@@ -278,9 +280,11 @@ mod tests {
             assert_eq!(RancherError::of(call(), status, body), expected, "{status}");
         }
         let of = |status| RancherError::of(call(), status, b"");
-        assert!(of(500).may_be_done());
-        assert!(RancherError::Silent(call(), String::new()).may_be_done());
-        assert!(!of(422).may_be_done() && !of(401).may_be_done());
+        assert!([404, 429, 500, 503].into_iter().all(|status| of(status).may_pass()));
+        assert!(RancherError::Silent(call(), String::new()).may_pass());
+        assert!(![0, 302, 401, 403, 422].into_iter().any(|status| of(status).may_pass()));
+        let not_found = RancherError::of(call(), 404, br#"{"message":"not found"}"#);
+        assert!(!not_found.may_pass());
         let RancherError::Refused { message, .. } = of(302) else { panic!() };
         assert!(message.contains("follows no redirect"));
     }

@@ -32,8 +32,7 @@ impl From<RancherError> for ReadFault {
             return UnknownTarget { key_refused: true, ..UnknownTarget::barred(why.to_owned()) }
                 .into();
         }
-        let reason =
-            if error.may_be_done() { UnknownReason::Silent } else { UnknownReason::Barred };
+        let reason = if error.may_pass() { UnknownReason::Silent } else { UnknownReason::Barred };
         UnknownTarget { reason, ..UnknownTarget::barred(format!("Rancher: {error}")) }.into()
     }
 }

@@ -252,7 +252,8 @@ pub struct ObservedState {
 /// Reason why the state of a target is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownReason {
-    /// The Rancher gave no answer, status 5xx, or an unreadable answer. A retry may succeed.
+    /// The Rancher gave no answer that decides anything: none at all, an unreadable one, one of a
+    /// proxy before it, or status 429 or 5xx. A retry may succeed.
     #[default]
     Silent,
     /// The Rancher cannot be used, and a retry does not change this. For example, it answers 403,

@@ -57,7 +57,7 @@ async fn a_lost_answer_leaves_a_token_that_is_found() -> Result<()> {
         .await
         .err()
         .context("answered")?;
-    assert!(lost.may_be_done(), "{lost}");
+    assert!(lost.may_pass(), "{lost}");
     let found = site.find("uid-1").await?;
     assert_eq!(found.len(), 1, "sent once: {:?}", site.there.calls());
     site.there.set_rule(|call| match call.method.as_str() {
@@ -74,7 +74,7 @@ async fn a_lost_answer_leaves_a_token_that_is_found() -> Result<()> {
         matches!(&failed, RancherError::Refused { status: 500, message, .. } if message == "no")
     );
     assert_eq!(failed.to_string(), "POST /v3/tokens: HTTP 500: no");
-    assert!(failed.may_be_done());
+    assert!(failed.may_pass());
     assert_eq!(site.find("uid-1").await?.len(), 1);
     Ok(())
 }
