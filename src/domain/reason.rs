@@ -52,7 +52,7 @@ pub enum NoAddressReason {
         pool: String,
         /// Network of the pool; empty for the nodes' own network.
         pool_network: String,
-        /// Network that the LoadBalancer names.
+        /// Network of the LoadBalancer: from its annotations, or that of its guest cluster's VMs.
         network: String,
     },
     /// The pool of the published address no longer exists.
@@ -145,7 +145,7 @@ impl NoAddressReason {
                     of_pool => format!("is on network {of_pool:?}"),
                 };
                 format!(
-                    "no matched IPPool: annotation network is {network:?}, but IPPool {pool:?} {of_pool}: remove the annotation, or name a pool of network {network:?}"
+                    "no matched IPPool: the load balancer's network is {network:?}, but IPPool {pool:?} {of_pool}: name a pool of network {network:?}, or change annotation {ANNOTATION_NETWORK}"
                 )
             }
             Self::NotReady { pool, why } => {
