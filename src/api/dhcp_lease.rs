@@ -166,8 +166,9 @@ pub struct DHCPLeaseStatus {
     pub expires_at: Option<String>,
     /// Use of the address when its lease expires because no DHCP server answers. `Keep`: the
     /// address may be used after `expiresAt`. The use ends when a server refuses the address, when
-    /// the server that granted the lease offers another address, or when another host uses the
-    /// address. Unset: the address must not be used after `expiresAt`.
+    /// the server that granted the lease offers another address, when any server grants another
+    /// address, or when another host uses the address. Unset: the address must not be used after
+    /// `expiresAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_lease_loss: Option<OnLeaseLoss>,
     /// Time since which this address has been leased without interruption.
@@ -196,12 +197,13 @@ pub struct DHCPLeaseStatus {
 
 /// Use of the address when its lease expires because no DHCP server answers. `Keep`: the address
 /// may be used after `expiresAt`. The use ends when a server refuses the address, when the server
-/// that granted the lease offers another address, or when another host uses the address. Unset: the
-/// address must not be used after `expiresAt`.
+/// that granted the lease offers another address, when any server grants another address, or when
+/// another host uses the address. Unset: the address must not be used after `expiresAt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
     /// The address stays in use. The use ends when a server refuses the address, when the server
-    /// that granted the lease offers another address, or when another host uses the address.
+    /// that granted the lease offers another address, when any server grants another address, or
+    /// when another host uses the address.
     Keep,
 }
 

@@ -28,7 +28,7 @@ metric_set! {
         /// search starts shortly before the first DISCOVER, or when the former address is lost.
         pub acquire_seconds: Histogram = histogram(
             "hgo_dhcp_acquire_seconds",
-            "Time from the first DISCOVER to an address that may be used",
+            "Time from the start of a search for an address to one that may be used",
             &SECONDS,
         );
         /// Seconds from the first request to renew a lease to the answer of a server.
