@@ -1,4 +1,4 @@
-//! Leasing addresses by DHCP (RFC 2131) for hosts other than this host.
+//! DHCP client (RFC 2131) for addresses that another program announces: kube-vip, or a guest.
 //!
 //! The client of a lease does not answer ARP for the leased address, because a guest or kube-vip
 //! announces the address. If a server sent its answer to this address, the client would not receive
@@ -8,8 +8,8 @@
 //! Invariants:
 //!
 //! * No received frame causes a panic.
-//! * A message changes a lease only after its xid, hardware address and client identifier were
-//!   checked.
+//! * A DHCP message changes a lease only after the client has checked the message's xid, hardware
+//!   address and client identifier.
 //! * An address may be used only after it was written into the client's DHCPLease.
 
 mod client;

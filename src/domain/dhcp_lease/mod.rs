@@ -2,10 +2,12 @@
 //! each record, and the conditions for publishing a recorded address.
 //!
 //! The host leases addresses on the networks that are declared for this purpose. While a network's
-//! agent is not active, LoadBalancers on this network wait for their addresses. Either the host or
-//! the announcer leases an address. This is decided when a LoadBalancer gets its first address:
+//! agent is not active, new LoadBalancers on this network wait for their addresses. Either the host
+//! or the announcer leases an address. This is decided when a LoadBalancer gets its first address.
+//! The decision stays:
 //!
-//! * The host continues to lease the address of a LoadBalancer that has a record.
+//! * The host continues to lease the address of a LoadBalancer that has a record. But before an
+//!   address is published, the annotation may still choose the announcer.
 //! * The announcer continues to lease the address of a LoadBalancer whose address is `0.0.0.0`,
 //!   until the LoadBalancer is created again, or until the host takes the lease over
 //!   (`kube_vip_takeover`).
@@ -13,10 +15,10 @@
 //! Invariants:
 //!
 //! * An address is published only while its record says that it may be used. A published address
-//!   stays in two more cases: while the API server does not show the record, and at the start of a
+//!   stays in two more cases: while the operator cannot read the record, and at the start of a
 //!   leader's term, even if the recorded expiry has passed.
-//! * An address that another object has is never newly published.
-//! * A record is deleted only when no LoadBalancer of its name wants it.
+//! * An address is not newly published while [`why_unusable`] finds another object that has it.
+//! * The operator deletes a record only when no LoadBalancer of the record's name needs the record.
 
 mod address_conflict;
 pub mod agent_deployment;
@@ -54,8 +56,8 @@ pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
 pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
 pub use retention::{RetentionStep, retention_step, without_finalizer};
 
-/// Largest assumed difference between the clocks of two machines. A Lease has been abandoned if its
-/// last renewal expired longer ago than this difference.
+/// Largest assumed difference between the clocks of two machines. A Lease counts as abandoned if
+/// its last renewal expired longer ago than this difference.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
 /// Party that leases the address of a LoadBalancer. The annotation [`ANNOTATION_DHCP`] may choose
@@ -137,10 +139,10 @@ pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
-/// Whether the holder of a Lease has surely died, when the operator reads the Lease for the first
-/// time. `true`: the last renewal expired more than `CLOCKS_APART` before `now`, so a difference of
-/// clocks is not the cause. `false`: the Lease counts as abandoned only if it stays unchanged for
-/// its whole duration.
+/// Whether a Lease that the operator reads for the first time counts as abandoned at once. `true`:
+/// the last renewal expired more than `CLOCKS_APART` before `now`, so a difference of clocks is not
+/// the cause. `false`: the Lease counts as abandoned only if it stays unchanged for its whole
+/// duration.
 pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
@@ -250,31 +252,41 @@ fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     })
 }
 
-/// Whether a LoadBalancer without a leased address and its record are on different networks. For
-/// example, the LoadBalancer was created again on another network. `false` for a LoadBalancer whose
-/// status has an address that the host leased, even if its annotations change later.
+/// Whether a LoadBalancer and its record are on different networks. For example, the LoadBalancer
+/// was created again on another network. `false` also in these cases:
+///
+/// * The LoadBalancer has no network.
+/// * The LoadBalancer's status has an address that the host leased. A later change of the
+///   LoadBalancer's network does not count.
 fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
 }
 
 /// Whether the announcer leases the LoadBalancer's address. `true`: the published address is
-/// `0.0.0.0`. `false` for a LoadBalancer that still publishes an address of a pool, because
+/// `0.0.0.0`. `false` also for a LoadBalancer that still publishes an address of a pool after
 /// `spec.ipam` was changed to `dhcp`.
 fn is_guests(lb: &LoadBalancer) -> bool {
     facts::has_address(lb) && facts::leased(lb).is_none() && facts::published(lb).is_none()
 }
 
-/// Whether a LoadBalancer without a leased address requests a client identity that its record does
-/// not have. `false` for a LoadBalancer whose status has an address that the host leased, even if
-/// its annotations change later. `false` also if one of these annotations is not valid.
+/// Whether a LoadBalancer requests a client identity that its record does not have. `false` also in
+/// these cases:
+///
+/// * The LoadBalancer's status has an address that the host leased. A later change of the
+///   LoadBalancer's annotations does not count.
+/// * An annotation that requests the identity is not valid.
 fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether a leased address was lost. `true`: the LoadBalancer's status still has a leased address,
-/// its condition has the reason [`LEASE_LOST`], or the record has the state [`LeaseState::Lost`].
-/// The condition then reports the loss. `false`: the condition reports that the address is pending,
-/// or that no agent is active.
+/// Whether a leased address was lost. The record must contain no address that may be published.
+/// `true`: the LoadBalancer's next condition reports the loss, in these cases:
+///
+/// * The LoadBalancer's status still has a leased address.
+/// * The LoadBalancer's present condition has the reason [`LEASE_LOST`].
+/// * The record has the state [`LeaseState::Lost`].
+///
+/// `false`: the next condition reports that the address is pending, or that no agent is active.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_some()
         || facts::ready(lb).is_some_and(|ready| ready.reason.as_deref() == Some(LEASE_LOST))

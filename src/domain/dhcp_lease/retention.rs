@@ -14,9 +14,11 @@ use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 /// Next action on a record: keep it, or release its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetentionStep {
-    /// Do nothing in these cases: the LoadBalancer uses the record, the LoadBalancer still
-    /// publishes the record's address, the LoadBalancer is being deleted, or the record is being
-    /// deleted and waits for its agent or for a finalizer of other software.
+    /// Do nothing, in these cases:
+    ///
+    /// * The LoadBalancer uses the record, or still publishes the record's address.
+    /// * The LoadBalancer is being deleted.
+    /// * The record is being deleted, and waits for its agent or for a finalizer of other software.
     Nothing,
     /// Decide again after this time has passed.
     Later(Duration),

@@ -14,16 +14,16 @@ use super::{ClientPhase, DhcpClient};
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Maximum number of offers among which the client chooses.
 const MOST_OFFERS: usize = 8;
-/// Number of DISCOVERs from which on [`ClientTrouble::NoOffer`] is recorded. The client records
-/// this trouble when it sends the third or a later DISCOVER, if no offer has come since the
-/// DISCOVER before.
+/// Number of the first DISCOVER at which [`ClientTrouble::NoOffer`] may be recorded. The client
+/// records this trouble when it sends this DISCOVER or a later one, if no offer has come since the
+/// previous DISCOVER.
 const SILENT_TRIES: u32 = 3;
 /// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
 /// to them.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals after which the client no longer prefers an address. The count begins when
-/// the client gets or renews a lease, so it includes the refusal that ended the lease. After that
-/// many, the client requests neither its former address nor the address `options.wish`.
+/// Number of refusals after which the client prefers neither its former address nor the address
+/// `options.wish`. A grant that cannot be used also counts as a refusal. The count begins when the
+/// client gets or renews a lease, so it includes the refusal that ended the lease.
 const MOST_WISHES: u32 = 2;
 /// Upper limit of the pause after the first refusal. The pause is short, because one refusal may be
 /// normal. For example, a server offers the same address to two clients, and then refuses one of
@@ -145,8 +145,7 @@ impl DhcpClient {
         };
         let Some(offer) = selecting.offers.iter().min_by_key(dislike).copied() else { return };
         let next = self.now + self.patience(1);
-        // The REQUEST has the same `xid` and `secs` as the DISCOVER to which the offer is an
-        // answer.
+        // The REQUEST has the same `xid` and `secs` as the last DISCOVER.
         let exchange = MessageExchange { first: self.now, tries: 1, next, ..selecting.exchange };
         self.send_to_all(MessageKind::Select(offer.address, offer.server), &exchange);
         self.phase = ClientPhase::Requesting(Requesting { exchange, offer });
@@ -195,9 +194,11 @@ impl DhcpClient {
         self.granted(lease);
     }
 
-    /// Begins to use a granted lease. The client must hold no address. The client first probes the
-    /// granted address by ARP, and holds the lease if no other host answers. No probe is sent if
-    /// probes are off, or if a guest or kube-vip may still announce the address for this client.
+    /// Begins to probe the address of a granted lease by ARP. The client must hold no address. In
+    /// two cases, the client holds the lease at once, without a probe:
+    ///
+    /// * Probes are off.
+    /// * A guest or kube-vip may still announce the address for this client.
     pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former
@@ -210,9 +211,12 @@ impl DhcpClient {
         }
     }
 
-    /// Makes the client hold the lease, and reports [`ClientEvent::Acquired`]. If the address needs
-    /// an ARP probe, this probe must be over. No host may have answered it except a known announcer
-    /// of the address.
+    /// Makes the client hold the lease, and reports [`ClientEvent::Acquired`]. One of these
+    /// conditions must hold:
+    ///
+    /// * The address needs no ARP probe.
+    /// * The probe is over, and no host has answered it.
+    /// * A known announcer of the address has answered the probe.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);

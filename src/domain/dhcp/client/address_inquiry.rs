@@ -4,11 +4,11 @@
 //! A guest or kube-vip announces the address. Neither of them asks the DHCP server, and a guest's
 //! cloud provider does not even watch for a change of the address. Therefore, while the address is
 //! published, the client asks by ARP which stations have it, and stores the stations that answer.
-//! These stations count as the client's own announcers:
+//! These stations are the known announcers of the address. The client uses them as follows:
 //!
-//! * If the client's own announcer answers the probe of an address that is granted again, the
-//!   client does not decline the address.
-//! * The client reports a lost address that its own announcer still announces.
+//! * If an address is granted again and its known announcer answers the probe, the client does not
+//!   decline the address.
+//! * If a known announcer still announces a lost address, the client reports this.
 //!
 //! If ARP probes are off ([`ProbeTiming::OFF`](super::ProbeTiming::OFF)), the client sends none of
 //! these questions.

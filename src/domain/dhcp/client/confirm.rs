@@ -1,10 +1,11 @@
 //! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart.
 //!
 //! Each question to a server is a REQUEST as a restarted client sends it (INIT-REBOOT). If the
-//! client reaches the lease's server without a router, the first questions go to this server alone,
-//! because another authoritative server would refuse at once. Later questions go to all servers.
-//! After T2, the client also sends a DISCOVER with each question to all servers except the first
-//! one, because a server without data about the lease answers only a DISCOVER. Invariants:
+//! client reaches the lease's server without a router, the first questions before T2 go to this
+//! server alone, because another authoritative server would refuse at once. All other questions go
+//! to all servers. The first of these questions is only a REQUEST. After T2, the client sends a
+//! DISCOVER beside each further one, because a server without data about the lease answers only a
+//! DISCOVER. Invariants:
 //!
 //! * The client holds the lease until its expiry, even without answers. The client loses the lease
 //!   earlier only if a server refuses the address (NAK), or grants another address.

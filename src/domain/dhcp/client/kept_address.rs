@@ -1,5 +1,5 @@
 //! Keeping an address whose lease has expired without an answer of a server. A client keeps its
-//! address only where the network's `onLeaseLoss` is `Keep`.
+//! address only if `onLeaseLoss` of the network is `Keep`.
 //!
 //! RFC 2131, 4.4.5 requires a client to stop using such an address. But a guest continues to
 //! announce the address in any case, and an absent DHCP server is likelier than an address that is

@@ -1,10 +1,10 @@
-//! Client of one lease. Its input is frames, changes of its link, news that a record was written,
-//! and times. Its output is frames, records and events. Invariants:
+//! DHCP client of one lease. Input: frames, changes of the link, news of written records, times,
+//! and the request to release. Output: frames, records, events, and the client's end. Invariants:
 //!
 //! * The client sends only while its link is up.
-//! * The client sends a message at a planned time, at the call of [`DhcpClient::release`], or once
-//!   as the answer to a message that it waits for. So a flood of received frames causes no flood of
-//!   sent frames.
+//! * The client sends a message only at a planned time, at the call of [`DhcpClient::release`], or
+//!   once as the answer to a frame that the client waits for. So a flood of received frames causes
+//!   no flood of sent frames.
 //! * If the lease has expired, the client loses or keeps its address before it handles an input.
 //! * A new address may be used only after its record was written ([`DhcpClient::record_written`]).
 //!
@@ -60,10 +60,10 @@ enum ClientPhase {
     /// The client sends no DHCP message until T1.
     Bound,
     Confirming(Confirming),
-    /// Question by ARP before a RELEASE: whether a station still has the address.
+    /// ARP questions before a RELEASE. The RELEASE follows only if no station has the address.
     Parting(Probing),
-    /// The client was released. `Some`: time of the second RELEASE, and the lease that it ends.
-    /// `None`: the client sends nothing more.
+    /// The client ends. `Some`: time of the second RELEASE, and the lease whose address the client
+    /// gives back. `None`: the client sends nothing more.
     Released(Option<(Duration, GrantedLease)>),
 }
 
@@ -84,7 +84,7 @@ pub struct DhcpClient {
     /// Address that the client holds or held last, and the stations that answered ARP for it.
     announced: Option<AnnouncedAddress>,
     inquiry: Option<AddressInquiry>,
-    /// Whether the held lease has expired, and the client keeps the address.
+    /// Whether the client keeps the address although the held lease has expired.
     kept: bool,
     /// Lost address that a station still announces, and this station. `None`: there is none.
     still: Option<(Ipv4Addr, Mac)>,
@@ -103,7 +103,7 @@ pub struct DhcpClient {
 }
 
 impl DhcpClient {
-    /// Creates a client without an address. It sends DISCOVER within `options.start_within`.
+    /// Creates a client without an address. The client begins within `options.start_within`.
     pub fn new(identity: ClientIdentity, options: ClientOptions, seed: u64, now: Duration) -> Self {
         let start = now + part(options.phase, options.start_within);
         Self {
@@ -130,9 +130,9 @@ impl DhcpClient {
         }
     }
 
-    /// Creates a client that held the lease `held` before a restart. The address may be used at
-    /// once. A server is asked to confirm it within `options.resume_within`. If the lease has
-    /// expired, `options.keep` decides whether the address is kept, or is lost and requested again.
+    /// Creates a client that held the lease `held` before a restart of the agent. The address may
+    /// be used at once. The client begins to confirm the lease within `options.resume_within`. If
+    /// the lease has expired, the address is kept (`options.keep`), or lost and requested again.
     pub fn resume(
         identity: ClientIdentity,
         options: ClientOptions,
@@ -279,8 +279,8 @@ impl DhcpClient {
 
     /// Sets whether the link is up. While the link is down, the client sends nothing, and the lease
     /// time runs on. When the link is up again, the client asks servers to confirm its lease, or
-    /// searches for an address. A client that was released does not start anew. A new client
-    /// assumes that its link is up.
+    /// searches for an address. After a call of [`DhcpClient::release`], the client does neither. A
+    /// new client assumes that its link is up.
     pub fn set_link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
@@ -308,14 +308,14 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Sets the station that answers ARP for all addresses. `None`: there is no such station.
+    /// Sets the station that answers ARP for all addresses. `None`: no such station is known.
     pub fn set_proxy(&mut self, proxy: Option<Mac>) {
         self.options.proxy = proxy;
     }
 
-    /// First step of each method with an input. Moves the client's clock forward to `now`. If the
-    /// lease has expired, the client loses or keeps the address. The client keeps the address if
-    /// `options.keep` is set and a record with the address was written.
+    /// First step of each method that gets the current time `now`. Moves the client's clock forward
+    /// to `now`. If the lease has expired, the client loses or keeps the address. The client keeps
+    /// the address if `options.keep` is set and a record with the address was written.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
@@ -355,8 +355,8 @@ impl DhcpClient {
         self.event(ClientEvent::Lost { address: lease.address, why });
     }
 
-    /// Makes `lease` the held lease. `fresh`: whether the address is a new one, whose record must
-    /// be written before the address is used. `false`: the held lease was renewed.
+    /// Makes `lease` the held lease. If `fresh` is `true`, the address is a new one, and its record
+    /// must be written before the address is used. `false`: the held lease was renewed.
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));
@@ -412,8 +412,9 @@ impl DhcpClient {
         self.event(ClientEvent::Ignored(why));
     }
 
-    /// Reports a message of another client that has this client's hardware address. A message with
-    /// an `xid` that this client has used is this client's own. A loop in the network returned it.
+    /// Reports another client with this client's hardware address, if the message is from such a
+    /// client. If this client has recently used the message's `xid`, the message is its own: a loop
+    /// in the network has returned it.
     fn receive_client_message(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

@@ -165,8 +165,8 @@ pub enum ClientEvent {
         /// Reason why the offer or grant cannot be used.
         why: &'static str,
     },
-    /// The client holds a newly granted address. No host answered the probe except a known
-    /// announcer of the address, or no probe was sent.
+    /// The client holds a newly granted address. No probe was sent, no host answered the probe, or
+    /// a known announcer of the address answered it.
     Acquired {
         /// Granted address.
         address: Ipv4Addr,
@@ -201,9 +201,9 @@ pub enum ClientEvent {
     Nak {
         /// Server that sent the NAK.
         server: Ipv4Addr,
-        /// Whether the client accepted the refusal. If the server did not grant the held lease, the
-        /// client accepts its refusal only after several REQUESTs without an answer, and only after
-        /// T2 if the lease has an expiry.
+        /// Whether the client accepted the refusal. If the client holds a lease of another server,
+        /// it accepts the refusal only after several REQUESTs to all servers. If this lease has an
+        /// expiry, T2 must also have passed.
         heeded: bool,
     },
     /// The client declined the granted address, because another station has it.
@@ -217,16 +217,16 @@ pub enum ClientEvent {
     },
     /// The ARP probe of a granted address is over, and no station has disputed the address.
     Undisputed,
-    /// A lost address is still announced by a station that announced it before it was lost.
+    /// A known announcer of a lost address still announces this address.
     StillAnnounced {
         /// Lost address that is still announced.
         address: Ipv4Addr,
         /// Station that announces the address.
         by: Mac,
     },
-    /// The client ended its release of the address, because a station answers ARP for the address.
-    /// If a RELEASE was sent before the release was put off, or before a restart of the agent, the
-    /// server may have granted the address to this station.
+    /// A station answers ARP for the address, so the client ends without a RELEASE. An earlier
+    /// RELEASE may have been sent before the release was put off, or before a restart of the agent.
+    /// If so, the server may have granted the address to this station.
     NotReleased {
         /// Address whose release ended.
         address: Ipv4Addr,

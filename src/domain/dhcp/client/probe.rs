@@ -18,8 +18,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// pause is [`CONFLICTS_PAUSE`].
 const MOST_CONFLICTS: u32 = 10;
 /// Pause after `MOST_CONFLICTS` declined addresses. RFC 5227 allows one new address each minute.
-/// But a server does not grant a declined address again for about a day. At one address each
-/// minute, the client would use up all addresses of the server.
+/// But a server does not grant a declined address again for a day or for a lease time. At one
+/// address each minute, the client would use up all addresses of the server.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
 /// Pause before the next DISCOVER, if a station answers ARP for all addresses. In this case, the
 /// client sends no DECLINE, so the server offers the same address again.

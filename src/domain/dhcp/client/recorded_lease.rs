@@ -1,5 +1,5 @@
-//! A lease that the agent reads from its DHCPLease after a restart, and the address of a lease that
-//! the client has lost.
+//! A lease that the agent reads from a DHCPLease after a restart, and the address of a lease that a
+//! client has lost.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -72,7 +72,7 @@ pub(super) struct FormerAddress {
     /// Time until which a guest or kube-vip may still announce the address for this client. If the
     /// address is granted before this time, the client does not probe the address.
     pub(super) ours_until: Duration,
-    /// Whether the client requests this address again. `false`: servers have refused several
-    /// REQUESTs of the client, among them the one whose refusal ended the lease, if there was one.
+    /// Whether the client requests this address again. `false`: servers have refused the client too
+    /// often (`MOST_WISHES` in `acquire.rs`).
     pub(super) wanted: bool,
 }

@@ -42,9 +42,9 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Puts off a release that has begun until the time `until`, because the caller may not send.
-    /// If the client asks by ARP before a RELEASE, it asks again at this time: the network may have
-    /// lost the former questions, and a station may have the address since.
+    /// Puts off a release that has begun, because the caller may not send now. The release goes on
+    /// at the time `until`. If the client asks by ARP before a RELEASE, it then asks again: the
+    /// network may have lost the former questions, and a station may have taken the address.
     pub fn put_off_release(&mut self, until: Duration) {
         let asks = self.asks_before_release();
         match &mut self.phase {

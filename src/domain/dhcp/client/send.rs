@@ -9,12 +9,12 @@ use super::super::wire::message::{self, MessageKind};
 use super::super::{ClientAction, ClientEvent, GrantedLease};
 use super::DhcpClient;
 
-/// Wait for a server's answer after a message was sent for the first time. The wait doubles with
-/// each repetition of the message.
+/// Time for which the client waits for an answer to a message that it has sent once. This time
+/// doubles with each repetition of the message.
 const FIRST_WAIT: Duration = Duration::from_secs(4);
-/// Maximum of the doubled wait for a server's answer, before [`JITTER`] changes it.
+/// Maximum of the doubled time, before [`JITTER`] changes it.
 const LONGEST_WAIT: Duration = Duration::from_secs(64);
-/// Maximum random time by which a wait is made longer or shorter.
+/// Maximum random time by which the time for an answer is made longer or shorter.
 const JITTER: Duration = Duration::from_secs(1);
 
 /// State of a message that is sent again until a server answers.
@@ -31,7 +31,8 @@ pub struct MessageExchange {
 }
 
 impl DhcpClient {
-    /// Wait for an answer after a message was sent for the `tries`-th time: RFC 2131, 4.1.
+    /// Time for which the client waits for an answer to a message that it has sent `tries` times:
+    /// RFC 2131, 4.1.
     pub(super) fn patience(&mut self, tries: u32) -> Duration {
         let doubled = FIRST_WAIT * 1_u32.checked_shl(tries.saturating_sub(1).min(8)).unwrap_or(1);
         doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.rng.below(JITTER * 2)

@@ -1,13 +1,16 @@
-//! Disputes of granted addresses. During the client's ARP probe, a station disputes the address if
-//! one of its ARP frames shows that it has the address or also probes it. Such a station is a host
-//! that has the address, or a router that answers for all addresses.
+//! Disputes of granted addresses. A station disputes an address if it sends one of these ARP frames
+//! during the client's ARP probe of the address:
+//!
+//! * a frame with the address as the sender's IP address: a host that has the address sends it, or
+//!   a router that answers for all addresses
+//! * a probe of the same address
 //!
 //! A router with proxy ARP (`proxy_arp_pvlan`, `ip local-proxy-arp`, private VLANs) disputes every
 //! address that its DHCP server grants. If the client declined each of these addresses, the server
 //! would not grant them again for a day or for a lease time. Soon, no address would be left.
-//! Therefore, the client observes the station that sends the grants: the DHCP server, or the router
-//! to the server. If this station has disputed two addresses, the client sends no DECLINE when the
-//! station disputes another address. The client does not use the disputed address either.
+//! Therefore, the agent observes the station that sends the grants: the DHCP server, or the router
+//! to the server. If this station has disputed two addresses, no client sends a DECLINE when the
+//! station disputes another address. The clients do not use a disputed address either.
 
 use std::net::Ipv4Addr;
 
@@ -36,8 +39,8 @@ impl AddressDisputes {
         }
     }
 
-    /// Forgets all disputes. Called when a granted address was not disputed, so that no station
-    /// answers ARP for all addresses.
+    /// Forgets all disputes. Must be called after the probe of a granted address that no station
+    /// has disputed: this probe shows that no station answers ARP for all addresses.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -108,14 +108,16 @@ impl GrantedLease {
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
     }
 
-    /// Time of the next REQUEST, if no server answers the REQUEST that is sent at `now`. The wait
-    /// between the two REQUESTs is at least [`Self::shortest_wait`], but never goes beyond T2 or
-    /// the expiry. Within these limits, the wait is:
+    /// Time of the next REQUEST, if no server answers the REQUEST that is sent at `now`. The time
+    /// between the two REQUESTs is:
     ///
     /// * before T2: half of the time until T2
     /// * after T2: half of the time until the expiry
     /// * after the expiry, if the address is kept: [`Self::shortest_wait`]
     /// * for a lease that never expires: one hour
+    ///
+    /// In the first two cases, the time is at least [`Self::shortest_wait`]. But the next REQUEST
+    /// comes at T2, or at the expiry, at the latest.
     pub(super) fn ask_again(&self, now: Duration) -> Duration {
         let rebind = self.rebind.filter(|rebind| now < *rebind);
         match rebind.or(self.expires) {
@@ -166,10 +168,11 @@ impl LeaseTimes {
     }
 }
 
-/// Time of a lease's renewal: the last time of the form `(k + phase / 2^32) * width` that is not
-/// after `latest`. `k` is any whole number, and `phase` is the phase of the lease's client
-/// ([`super::phase`]). The renewals of clients with different phases stay apart at these times,
-/// however often the clients renew.
+/// Time of a lease's renewal: the last time on a grid that is not after `latest`. The times on the
+/// grid are `width` apart. `phase`: phase of the lease's client ([`super::phase`]), which shifts
+/// the grid by `width * phase / 2^32`. If two clients have different phases and the same `width`,
+/// their renewals stay apart, however often the clients renew. If `width` is zero, the result is
+/// `latest`.
 fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
     let nanos = width.as_nanos();
     if nanos == 0 {

@@ -2,12 +2,12 @@
 //! identifier, host name.
 //!
 //! Some servers identify a client by the hardware address, others by the client identifier. A
-//! client that changes one of the two loses its address at some servers. Both are therefore derived
-//! from facts that stay the same when a LoadBalancer is deleted and created again: the cluster, the
-//! network, namespace and name. Invariant: the derived identity is the same in every process and
-//! every version. The identity is derived by a cryptographic hash, because tenants choose names.
-//! With a weak hash, a tenant could find a name that gives the identity of another tenant's
-//! LoadBalancer, and could take over the address of that LoadBalancer.
+//! client that changes one of the two loses its address at some servers. Each identity is therefore
+//! derived from facts that stay the same when a LoadBalancer is deleted and created again: the
+//! cluster, the network, namespace and name. Invariant: the derived identity is the same in every
+//! process and every version. The identity is derived by a cryptographic hash, because tenants
+//! choose names. With a weak hash, a tenant could find a name that gives the identity of another
+//! tenant's LoadBalancer, and could take over the address of that LoadBalancer.
 
 use std::fmt;
 use std::str::FromStr;

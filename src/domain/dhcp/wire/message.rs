@@ -156,8 +156,8 @@ pub struct ServerReply {
     /// Length of the subnet's prefix, from option 1. `None`: the option is missing, or is not a
     /// valid mask.
     pub prefix: Option<u8>,
-    /// First router in option 3. `None`: the option contains no address, or no host can have this
-    /// address.
+    /// First router in option 3. `None`: the option is missing or contains no address, or no host
+    /// can have the address.
     pub gateway: Option<Ipv4Addr>,
     /// First name servers in option 6, at most three. Empty: the message names none.
     pub name_servers: Vec<Ipv4Addr>,

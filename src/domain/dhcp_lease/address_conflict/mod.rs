@@ -9,8 +9,9 @@
 //! for pools. A published address stays published even if a pool's ranges now contain it, or if the
 //! CIDR or gateway of its network changed. A published address is withdrawn in these cases:
 //!
-//! * A pool has allocated the address to another LoadBalancer.
-//! * An older LoadBalancer also publishes the address.
+//! * A pool on the same network, or a global pool, has allocated the address to another
+//!   LoadBalancer.
+//! * An older LoadBalancer on the same network also publishes the address.
 //! * The cluster itself has the address. Ingress addresses of Services do not count here.
 //! * The address's own lease names this address as the gateway.
 
@@ -44,9 +45,8 @@ pub struct OtherHolder {
     pub by_pool: bool,
     /// Whether that LoadBalancer publishes the address. `false`: only its record has the address.
     pub publishes: bool,
-    /// Whether that LoadBalancer is older than the one that is to publish the address. If only its
-    /// record has the address: whether the record is older than the record of the one that is to
-    /// publish it.
+    /// Whether that LoadBalancer is older than the one that is to publish the address. If
+    /// `publishes` is `false`, the ages of the two LoadBalancers' records are compared instead.
     pub older: bool,
 }
 
@@ -110,7 +110,7 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
 }
 
 /// Reason not to publish an address that is the network's gateway, or is outside the network's
-/// CIDR. `None`: the address is inside the CIDR and not the gateway, or the CIDR is an IPv6 one.
+/// CIDR. `None`: the address is not the gateway, and the CIDR contains it or is an IPv6 one.
 fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> {
     let NetworkRange { cidr, gateway } = range;
     let ip = IpAddr::V4(ip);

@@ -117,7 +117,7 @@ impl DhcpDeclaration {
     /// Whether an address is kept if its lease expires without an answer of a server.
     ///
     /// # Errors
-    /// The value of the annotation is neither `Withdraw` nor `Keep`.
+    /// The annotation has a value, but neither `Withdraw` nor `Keep`.
     pub fn keeps(&self) -> Result<bool, String> {
         match self.on_lease_loss.as_str() {
             "" | "Withdraw" => Ok(false),
@@ -130,7 +130,7 @@ impl DhcpDeclaration {
     /// default form.
     ///
     /// # Errors
-    /// The value of the annotation is neither `duid`, `mac` nor `none`.
+    /// The annotation has a value, but neither `duid`, `mac` nor `none`.
     pub fn client_id_form(&self) -> Result<ClientIdForm, String> {
         let text = self.client_id.as_str();
         if text.is_empty() { Ok(ClientIdForm::default()) } else { text.parse() }
@@ -139,7 +139,7 @@ impl DhcpDeclaration {
     /// Whether DHCP servers are asked to broadcast their answers.
     ///
     /// # Errors
-    /// The value of the annotation is neither `true` nor `false`.
+    /// The annotation has a value, but neither `true` nor `false`.
     pub fn broadcasts(&self) -> Result<bool, String> {
         let text = self.broadcast.as_str();
         if text.is_empty() { Ok(false) } else { flag(text) }

@@ -1,9 +1,9 @@
 //! DHCP client identity that users request by annotations. If kube-vip has an annotation for the
 //! same purpose, kube-vip's annotation is used.
 //!
-//! kube-vip gets its lease again only by its hardware address, or by a host name that it also sends
-//! as the client identifier. To a DHCP server, a LoadBalancer with kube-vip's annotations is
-//! therefore the same client as kube-vip. Invariants:
+//! A DHCP server recognises kube-vip only by its hardware address, or by its host name, which
+//! kube-vip also sends as the client identifier. To a DHCP server, a LoadBalancer with kube-vip's
+//! annotations is therefore the same client as kube-vip. Invariants:
 //!
 //! * An identity changes only with a new record.
 //! * The client never uses a hardware address that may belong to another machine's hardware.
@@ -48,7 +48,7 @@ pub struct RequestedIdentity {
     /// IPv4 address that the user requests. A client without a former address asks the server for
     /// this address.
     pub(super) address: Option<Ipv4Addr>,
-    /// Whether the user requests that the client asks servers to broadcast their answers.
+    /// Whether the client is to ask servers to broadcast their answers.
     pub(super) broadcast: bool,
 }
 
@@ -194,9 +194,9 @@ impl RequestedIdentity {
     }
 }
 
-/// Merge patch that copies annotations of kube-vip from the Service to the LoadBalancer. To the
-/// DHCP server, the host is then the same client that kube-vip was. `None`: the LoadBalancer
-/// already has these annotations, or the Service has none of them.
+/// Merge patch that copies annotations of kube-vip from the Service to the LoadBalancer. With these
+/// annotations, the host is the same client to the DHCP server that kube-vip was. `None`: the
+/// Service has no such annotation that the LoadBalancer lacks.
 ///
 /// # Errors
 /// The first annotation that is not valid.
