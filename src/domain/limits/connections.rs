@@ -7,9 +7,9 @@
 //!   loses a connection to a source that has as many. So a source that opens many connections takes
 //!   none from a source with few, such as an API server;
 //! * a connection without a whole request is closed first, and a connection whose answer is being
-//!   sent is closed last. Two things can be lost: an answer that is being sent, and a request that
-//!   comes with the last part of the handshake. Clients repeat all other requests of a connection
-//!   that was closed.
+//!   sent is closed last. Two things can be lost: an answer that is being sent, and a request whose
+//!   connection is still in the handshake. All other requests get an answer that makes an API
+//!   server repeat them (503 with `Retry-After`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -75,10 +75,12 @@ struct ConnectionSeat<T> {
 
 impl<T> ConnectionSeat<T> {
     /// Rank among the connections of the sources that have the most. The connection with the lowest
-    /// rank is closed first. Among connections without a whole request, and among answers that are
-    /// being sent, the oldest phase goes first. Of the requests that are being processed, the
-    /// oldest will be answered next. So the newest goes first, and a source with too many requests
-    /// still gets answers.
+    /// rank is closed first. So connections are closed in this order:
+    ///
+    /// 1. Connections without a whole request, the oldest phase first
+    /// 2. Connections whose request is being processed, the newest phase first. The oldest request
+    ///    will be answered next, so a source with too many requests still gets answers.
+    /// 3. Connections whose answer is being sent, the oldest phase first
     fn rank(&self) -> (u8, Duration) {
         match self.phase {
             ConnectionPhase::Working => (1, Duration::MAX.saturating_sub(self.since)),

@@ -1,7 +1,7 @@
 //! Maximum lengths of texts that are stored and reported, and the cut of longer texts.
 
-/// Maximum length, in bytes, of a message in a condition, an error or a webhook's answer, and of an
-/// annotation of a LoadBalancer or network that is kept in memory.
+/// Maximum length, in bytes, of messages in conditions, errors and webhook answers. The annotations
+/// of LoadBalancers and networks that are kept in memory are not longer either.
 pub const LONGEST_TEXT: usize = 1024;
 /// Maximum length, in bytes, of a name, an address, a time or another short field of an object that
 /// is kept in memory.

@@ -31,8 +31,11 @@ pub enum NetworkReach {
     /// A HostNetworkConfig for the bridge and VLAN exists, but the link does not work on some nodes
     /// where an announcer may run. The value is the names of these nodes.
     Missing(Vec<String>),
-    /// No HostNetworkConfig for the bridge and VLAN exists, the bridge and VLAN are not known, or
-    /// the nodes where an announcer may run are not known.
+    /// No link is configured, or its configuration is unknown, for one of these reasons:
+    ///
+    /// * No HostNetworkConfig for the bridge and VLAN exists.
+    /// * The bridge and VLAN are not known.
+    /// * The nodes where an announcer may run are not known.
     #[default]
     NotConfigured,
 }
@@ -48,7 +51,7 @@ pub struct HostLinks {
 
 impl HostLinks {
     /// Stores the link of the HostNetworkConfig named `config`. `made`: the link, or `None` if the
-    /// HostNetworkConfig was deleted. Returns whether the stored link changed.
+    /// HostNetworkConfig was deleted or cannot be parsed. Returns whether the stored link changed.
     pub fn set(&mut self, config: &str, made: Option<HostLink>) -> bool {
         match made {
             Some(made) => {

@@ -49,9 +49,13 @@ impl Segment {
     }
 
     /// Segment on which the nodes announce an address of this segment, if the announcer uses no
-    /// VLAN link. On an untagged network, the announcer uses the bridge, which each node has.
-    /// Addresses of a tagged VLAN, or of a network with an unknown VLAN, are announced on the
-    /// announcer's default interface, in the nodes' own network.
+    /// VLAN link:
+    ///
+    /// * Nodes' own network, or untagged network: the same segment. The announcer uses the bridge,
+    ///   which each node has.
+    /// * Tagged VLAN, or network with an unknown VLAN: the nodes' own network. The announcer uses
+    ///   its default interface.
+    /// * Unknown segment: also unknown.
     #[must_use]
     pub fn of_announcer(&self) -> Self {
         match self {
@@ -60,8 +64,8 @@ impl Segment {
         }
     }
 
-    /// Whether the segment is a tagged VLAN, in which the nodes, their pods and Services have no
-    /// addresses.
+    /// Whether the segment is a tagged VLAN. The cluster's pod networks and service networks are
+    /// not on such a segment.
     pub fn is_tagged(&self) -> bool {
         matches!(self, Self::Vlan(_, vlan) if *vlan != 0)
     }

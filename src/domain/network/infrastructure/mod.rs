@@ -113,8 +113,8 @@ pub struct Infrastructure {
     /// /32 or /128 network.
     by_network: HashMap<IpNet, BTreeSet<Reserved>>,
     by_object: HashMap<Reserved, Vec<IpNet>>,
-    /// Map from a family (`true`: IPv6) and a prefix length to the number of reservations of
-    /// networks with this length.
+    /// Number of reservations for each address family (`true`: IPv6) and prefix length. A network
+    /// that two objects reserve counts twice.
     lengths: BTreeMap<(bool, u8), usize>,
 }
 

@@ -3,9 +3,9 @@
 //! A guest agent can report any address, because root in the guest controls the guest agent. The
 //! cluster's nodes send traffic and probes to the accepted addresses. So on the pod network, an
 //! address is accepted only if a pod of the VM has it, and it is no address of a node. On other
-//! networks, three kinds of addresses are refused: addresses of the cluster, the address of the
-//! network's router, and addresses outside the network. The LoadBalancer's own address is refused
-//! on every network.
+//! networks, three kinds of addresses are refused: addresses of the cluster (with an exception, see
+//! [`fault`]), the address of the network's router, and addresses outside the network. The
+//! LoadBalancer's own address is refused on every network.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -73,10 +73,13 @@ impl fmt::Display for AddressFault {
 /// is accepted. `network`: `namespace/name`, or empty for the pod network. `pods`: pods of the VM.
 /// `had` returns whether a stored EndpointSlice has the address for this VM.
 ///
-/// A VM may keep an address that is now also the ingress address of a Service, if a slice has the
-/// address for this VM, and the LoadBalancer's status lists the address. A slice alone does not
-/// suffice, because a tenant who may write EndpointSlices can write one exactly as the operator
-/// does. The status alone does not suffice, because it does not say which VM had the address.
+/// On a network other than the pod network, a VM may keep an address that is now also the ingress
+/// address of a Service. Two conditions must hold:
+///
+/// * A slice has the address for this VM. The status alone does not suffice, because it does not
+///   say which VM had the address.
+/// * The LoadBalancer's status lists the address. A slice alone does not suffice, because a tenant
+///   who may write EndpointSlices can write one exactly as the operator does.
 pub fn fault(
     address: IpAddr,
     network: &str,

@@ -21,7 +21,7 @@ const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Body of a request that writes an EndpointSlice.
 #[derive(Debug, Serialize)]
 pub struct SliceBody<'a> {
-    /// JSON object with all other fields.
+    /// JSON object with all fields except `endpoints`.
     #[serde(flatten)]
     head: Value,
     endpoints: Vec<EndpointBody<'a>>,

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //!
-//! * An endpoint stays in the slice that has it, so that a change of one VM writes one slice.
+//! * An endpoint stays in the slice that has it. So most changes of one VM write one slice only.
 //! * A slice has at most [`MOST`] endpoints.
 //! * At least one endpoint of the Service takes traffic at every moment, also between two writes.
 //!   If no VM can take traffic, the sink takes it (see [`sink_endpoint`]).
@@ -37,7 +37,7 @@ pub const SINK_PORT: u16 = 9;
 pub struct AnnouncingNode {
     /// Name of the node.
     pub name: Arc<str>,
-    /// Addresses of the node itself.
+    /// Addresses of the node itself (type `InternalIP`).
     pub addresses: Vec<IpAddr>,
 }
 
@@ -127,8 +127,8 @@ impl SliceWrite {
 /// Returns the sink: the endpoint that takes the traffic of a Service while no VM does. `name`:
 /// name of the Service. `at`: node that announces the Service, if known. The sink has this node's
 /// address. The sink's slice has [`SINK_PORT`], which is closed on the node. So the node refuses
-/// connections at once. If the node or its address is not known, the sink has a reserved address
-/// that no host uses (RFC 5737, RFC 6666), and connections get no answer.
+/// connections at once. If no address of the node in this family is known, the sink has a reserved
+/// address that no host uses (RFC 5737, RFC 6666). Connections to this address get no answer.
 ///
 /// The sink is needed because kube-proxy does not redirect the traffic of a Service that has no
 /// endpoint. This traffic stays on the announcing node, because the node has the Service's address.
@@ -253,11 +253,13 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
 /// 4. Writes that remove the sink
 ///
 /// A deletion is never the last write, because kube-vip up to 1.2.3 treats the last event about any
-/// slice as the state of all slices. If there are deletions, but no writes of groups 3 and 4,
-/// another write comes last. This is an update of the slice `unchanged`, which already has the
-/// right content. Without such a slice, the last write of group 1 is moved to the end. If that
-/// write is the only one, and its slice has no endpoint that takes traffic yet, the plan has no
-/// deletions and is not complete.
+/// slice as the state of all slices. If there are deletions, but groups 3 and 4 are empty, another
+/// write comes last:
+///
+/// * An update of the slice `unchanged`, which already has the right content
+/// * The last write of group 1, if `unchanged` is `None`. This write is not moved if it is the only
+///   one of its group, and its slice has no endpoint that takes traffic yet. In that case, the plan
+///   has no deletions and is not complete.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,

@@ -61,9 +61,10 @@ impl VmEndpoint {
 /// State of a VM that a LoadBalancer selects, before its health check is considered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmBackend {
-    /// The VM does not run.
+    /// The VM does not run yet, or has ended. A VM in the phase `Unknown` counts as running.
     NotRunning,
-    /// The VM runs, but no address of the Service's family on the wanted network is known.
+    /// The VM runs, but no address of the Service's family on the wanted network is known. An
+    /// address on the pod network counts as unknown until a pod of the VM has an address.
     NoAddress,
     /// The VM runs. On the wanted network, it reports at least one address of the Service's family
     /// that it may not have, and none that it may have.
@@ -80,7 +81,7 @@ pub enum VmBackend {
         /// Endpoint of the VM. `serving` is the value for a VM that passes its health check.
         endpoint: VmEndpoint,
         /// Whether the address comes from the stored EndpointSlices, because the guest agent
-        /// reports no address.
+        /// reports no suitable address.
         last_known: bool,
     },
 }

@@ -5,9 +5,8 @@
 //! * A verdict changes only after as many consecutive results as the check demands. So a backend
 //!   that fails now and then is not removed and added all the time.
 //! * Only the module `spec` makes settings of probes from the field `spec.healthCheck` of
-//!   LoadBalancers. `spec` checks every part of the field and does not rely on the CRD's schema,
-//!   because the API server may serve Harvester's own CRD, which does not have the operator's
-//!   rules.
+//!   LoadBalancers. The module itself checks the field. The CRD's schema is not enough: the API
+//!   server may serve Harvester's own CRD, which does not have the operator's rules.
 
 mod doubt;
 mod schedule;
@@ -109,7 +108,7 @@ pub struct ProbeTarget {
 }
 
 /// Whether a backend can have an address of this kind. Loopback, link-local, multicast, broadcast
-/// and unspecified addresses are excluded, because a guest that reports such an address must not
+/// and unspecified addresses are excluded. Otherwise, a guest that reports such an address would
 /// make this process probe its own host or a group of hosts.
 pub fn may_be_backend(address: IpAddr) -> bool {
     // An IPv4-mapped IPv6 address leads to the same host as the IPv4 address.

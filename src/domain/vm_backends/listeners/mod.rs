@@ -33,8 +33,8 @@ pub fn selector(lb: &LoadBalancer) -> Option<&VmSelector> {
     Some(selector).filter(|all| !all.is_empty() && selector_fault(&lb.spec).is_none())
 }
 
-/// Text with the field, the fault and the remedy, if `spec.backendServerSelector` has a fault.
-/// `None`: no fault. A selector with a fault selects no VM.
+/// Text with the field, the fault, and the remedy or the effect, if `spec.backendServerSelector`
+/// has a fault. `None`: no fault. A selector with a fault selects no VM.
 pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     const FIELD: &str = "spec.backendServerSelector";
     let selector = spec.backend_server_selector.as_ref()?;

@@ -112,8 +112,8 @@ pub enum ServiceState {
     /// be created only after that. The text is the finalizer that delays the deletion. `None`: no
     /// finalizer is known.
     Waiting(Option<String>),
-    /// kube-vip must ignore the new Service for this length of time, until kube-proxy has rules for
-    /// it.
+    /// kube-vip must ignore the new Service for this length of time. The operator assumes that
+    /// every kube-proxy has then written its rules for the Service.
     Held(Duration),
 }
 
@@ -122,8 +122,8 @@ pub enum ServiceState {
 pub struct ServingStatus {
     /// State of the Service.
     pub service: ServiceState,
-    /// Addresses at which the LoadBalancer's Service is announced, from its
-    /// `status.loadBalancer.ingress`. The addresses do not depend on `service`. Empty if the
+    /// Addresses at which the LoadBalancer's own Service is announced, from the Service's
+    /// `status.loadBalancer.ingress`. The state in `service` does not matter. Empty if the
     /// LoadBalancer has no Service of its own, or the Service is not announced.
     pub ingress: Vec<String>,
     /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, or the LoadBalancer has no

@@ -1,9 +1,9 @@
 //! Interfaces on which kube-vip is asked to announce Services, and on which it announces them.
 //!
 //! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go). On
-//! a node without this interface, kube-vip cannot serve the Service. So the operator asks for a
-//! VLAN only if each node that may announce has a working link for the VLAN. A Service that is not
-//! announced yet is created again if it needs another interface.
+//! a node without this interface, kube-vip cannot serve the Service. So the operator asks for the
+//! interface of a VLAN only if each node that may announce has a working link for the VLAN. A
+//! Service that is not announced yet is created again if it needs another interface.
 
 use serde_json::{Map, Value, json};
 
@@ -85,19 +85,21 @@ pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     ])
 }
 
-/// Whether the stored Service must be created again, because it asks kube-vip for the wrong
-/// interface. `false` for an announced Service, whose address stays on its interface.
+/// Whether the stored Service must be created again, because its annotation [`ASKED_INTERFACE`]
+/// must be added, changed or removed. `false` for an announced Service, whose address stays on its
+/// interface.
 pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }
 
 /// Returns the changes of the Service's [`hints`], by these rules:
 ///
-/// * An announced address stays on its interface.
-/// * Hints of a user stay. Hints that come from a network are removed when the address is no longer
-///   on that network.
 /// * A hint with a VLAN is removed at once, if an earlier version of the operator wrote the hint.
 ///   kube-vip would fail on this VLAN at its next start.
+/// * While the Service is announced, all other hints stay, and so does the interface.
+/// * Hints of a user stay.
+/// * Hints that come from another network are replaced by the hints of the address's network. A
+///   Service without hints gets these hints too.
 pub(super) fn changed_hints(
     stored: &StoredService,
     wanted: &WantedService<'_>,

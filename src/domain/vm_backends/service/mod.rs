@@ -46,12 +46,12 @@ pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
 /// Annotation with the external traffic policy that the Service had at its creation. If the Service
-/// now has another policy, the policy was changed after the creation. To a Service without the
-/// annotation, the operator adds it with the present policy.
+/// now has another policy, the policy was changed after the creation. If the Service has no such
+/// annotation, the operator adds one with the present policy.
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
 /// Annotation with the ports that the Service had at its creation. If the LoadBalancer no longer
-/// has one of these ports, the port was removed after the creation. To a Service without the
-/// annotation, the operator adds it with the present ports.
+/// has one of these ports, the port was removed after the creation. If the Service has no such
+/// annotation, the operator adds one with the present ports.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 /// Annotation with the node that last announced a Service, written by kube-vip.
 pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
@@ -159,7 +159,7 @@ pub enum ServicePlan {
     Foreign(String),
     /// Wait, because the Service of this name is being deleted.
     Leaving,
-    /// Delete the Service first, for one of these reasons:
+    /// Delete the Service, so that it can be created again, for one of these reasons:
     ///
     /// * The Service has the wrong address family, which cannot be changed.
     /// * The Service asks for the wrong address or interface.

@@ -45,7 +45,7 @@ const MOST_INGRESS: usize = 16;
 const MOST_OWNERS: usize = 4;
 /// Largest number of endpoints that are read from a slice. The API server stores no more. This
 /// operator writes fewer, but Harvester's Go controller writes all VMs of a LoadBalancer into one
-/// slice, and the last known address and health of each VM are read from there.
+/// slice. The operator reads the last known address and health of each VM from this slice.
 const MOST_ENDPOINTS: usize = 1000;
 /// Largest total size, in bytes, of the names, UIDs and nodes that are read from a slice's
 /// endpoints. In a slice that this operator writes, the size is smaller.

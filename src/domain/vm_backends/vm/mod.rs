@@ -118,7 +118,7 @@ pub struct VmPod {
     pub ready: bool,
     /// Whether the pod is being deleted.
     pub deleting: bool,
-    /// Whether the pod has ended: its addresses may belong to another pod by now.
+    /// Whether the pod has ended. If so, its addresses may belong to another pod by now.
     pub ended: bool,
     /// Addresses of the pod (`status.podIPs`), as the kubelet reports them. A pod on the host's
     /// network has the addresses of its node.

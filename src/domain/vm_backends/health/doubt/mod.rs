@@ -42,7 +42,8 @@ pub struct ProbeHistory<'a> {
 
 /// Finds the moment between `from` and `until` at which most VMs fell silent, if there was such a
 /// moment. The targets of these VMs passed before that moment and failed after it. `histories`:
-/// probe results of each target.
+/// probe results of each target. Of several moments, only the one with the most silent VMs is
+/// considered.
 ///
 /// Most means more than half of the VMs that answered until that moment. At least [`MANY`] VMs must
 /// be silent, behind at least [`MANY`] load balancers. VMs are counted, not targets, because one VM

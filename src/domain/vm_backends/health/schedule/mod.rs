@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //!
-//! * Probes of a target are due on a fixed grid, `phase + k * period`, so they never drift, however
-//!   late a probe was. Only the first probe of a target may be off the grid (see [`first`]).
+//! * Probes of a target are due on a fixed grid: once in each period, at the target's phase. So
+//!   the times do not drift if a probe was late. Only the first probe of a target may be off the
+//!   grid (see [`first`]).
 //! * The phase depends on the target's identity alone. So targets spread evenly over the period,
 //!   and do not move when other targets are added or removed.
 

@@ -116,9 +116,11 @@ impl OpinionQuestion {
     }
 
     /// Whether the replica `place` must answer the question. `given`: answer that the Lease already
-    /// has, if any. `true` in two cases: the Lease has no answer to this question, or `given` leads
-    /// to [`Opinion::SameNode`] and `place` is on another node. Always `false` for the replica that
-    /// asked.
+    /// has, if any. Always `false` for the replica that asked. `true` for other replicas in these
+    /// cases:
+    ///
+    /// * The Lease has no answer to this question.
+    /// * `given` leads to [`Opinion::SameNode`], and `place` is on another node or an unknown one.
     pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {

@@ -75,8 +75,8 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpe
 }
 
 /// Checks the fields of a health check, even if no probe uses them. The error is the first fault.
-/// The CRD has the same rules, but only in v1beta1. So a health check that was written in v1alpha1
-/// may break these rules.
+/// The CRD has these rules in v1beta1 only, and does not check the content of `caBundle`. So a
+/// stored health check may break the rules.
 pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let number = asked.port.unwrap_or(0);
     let port = u16::try_from(number).map_err(|_| {

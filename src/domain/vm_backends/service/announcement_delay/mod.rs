@@ -5,8 +5,8 @@
 //! address. But kube-vip first binds the address, and then writes the status. Between these two
 //! steps the node itself has the address, and programs on the node answer. So a new Service has an
 //! annotation that makes kube-vip ignore the Service. The operator writes the address into the
-//! Service's status, and kube-vip may announce the address once every kube-proxy has had the time
-//! to write its rules.
+//! Service's status. Then the operator waits until every kube-proxy has had the time to write its
+//! rules, and removes the annotation. After that, kube-vip may announce the address.
 //!
 //! Invariant: an address that the operator writes into a Service's status carries
 //! [`NOT_ANNOUNCED`], and does not count as announced. kube-vip later replaces this entry of the

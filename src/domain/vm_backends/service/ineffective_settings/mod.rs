@@ -18,8 +18,8 @@ pub enum SettingMisfit {
     SourceRanges(String),
 }
 
-/// Finds a setting of the Service that does not have its documented effect. `endpoints`: VMs behind
-/// the Service. `None`: every setting has its effect.
+/// Finds the first of the settings in [`SettingMisfit`] that does not have its documented effect on
+/// this Service. `endpoints`: VMs behind the Service. `None`: no such setting was found.
 pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<SettingMisfit> {
     let bypassed = stored.source_range.is_some();
     no_local_backend(stored, endpoints)
@@ -27,11 +27,14 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
         .or_else(|| bypassed.then(|| SettingMisfit::SourceRanges(source_ranges(stored))))
 }
 
-/// Text that says why kube-vip does not announce the address. With the policy Local, kube-vip 1.2
-/// withdraws the address if the node of kube-vip's leader has no serving VM (`getAllEndpoints`,
-/// pkg/endpoints/endpoints_generic.go). The withdrawal does not change the Service's status and
-/// [`super::ANNOUNCING_NODE`]. `None`: the policy does not prevent the announcement, or another
-/// program than kube-vip may announce the address.
+/// Text that says why kube-vip does not announce the address: the policy is Local, and no VM is
+/// known to serve on the node of kube-vip's leader. In that case, kube-vip 1.2 withdraws the
+/// address (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go). The Service's status and the
+/// annotation [`super::ANNOUNCING_NODE`] stay unchanged. `None` in each of these cases:
+///
+/// * The policy is not Local.
+/// * A VM serves on the node that announced the address last.
+/// * A program other than kube-vip may announce the address.
 fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
     // If an address is announced, but the announcing node is not known, the announcer may be
