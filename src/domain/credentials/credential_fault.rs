@@ -21,7 +21,7 @@ pub enum CredentialFault {
     /// The text has no entry in `users`, so it is no kubeconfig.
     #[error("it is not a kubeconfig, because it has no users")]
     NoUsers,
-    /// The target Secret's value is a kubeconfig, but the spec names none of its users.
+    /// The target Secret's value is a kubeconfig, but the spec names no user of a kubeconfig.
     #[error("it is a kubeconfig: spec.target.secret.kubeconfigUser must name one of its users")]
     UserNotNamed,
     /// The kubeconfig's current context is missing, or names no user.

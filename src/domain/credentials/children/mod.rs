@@ -70,7 +70,7 @@ pub struct ChildRotations {
     /// Existing children that must be deleted.
     pub superfluous: Vec<SuperfluousChild>,
     /// Cloud credentials that Rancher lists and that get no child. Field 0: name of the cloud
-    /// credential's Secret. Field 1: reason.
+    /// credential's Secret. Field 1: reason. Empty if the parent's spec has no source.
     pub apart: Vec<(String, String)>,
 }
 

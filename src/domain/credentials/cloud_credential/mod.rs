@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * Content is refused with a reason, and never written, if Rancher would reject the content or
-//!   would crash because of it.
+//! * If Rancher ignores a Secret, or crashes because of it, the Secret is refused with a reason,
+//!   and never written.
 //! * In a kubeconfig, only the token of the current context's user and the kept old token change.
 //!   If the server changes, a new kubeconfig is made instead.
 //! * The old token can stay beside the new one for the overlap. The reason is that Rancher deletes
@@ -19,7 +19,8 @@ use super::secret_text::SecretText;
 pub struct CloudCredential {
     config: Kubeconfig,
     user: String,
-    /// ID of the Rancher user who made the cloud credential. This user may read its token.
+    /// ID of the Rancher user who made the cloud credential. This user may read the token in the
+    /// cloud credential.
     pub owner: String,
     /// Token in use: the token of the current context's user. `None`: this user has no token.
     pub token: Option<SecretText>,

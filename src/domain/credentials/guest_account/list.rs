@@ -32,10 +32,10 @@ pub struct GuestObjects {
     pub rotations: Vec<TokenRotation>,
 }
 
-/// Whether a VM is a node of `guest`. A VM without the label counts as a node if a node driver made
-/// the VM, and if the VM's name begins with the guest cluster's name and a dash. A VM of another
-/// guest cluster can have such a name. This does no harm, because a guest with VMs keeps its
-/// credential.
+/// Whether a VM is a node of `guest`. The label [`LABEL_GUEST_CLUSTER`] of a VM decides. A VM
+/// without this label counts as a node if a node driver made the VM, and if the VM's name begins
+/// with the guest cluster's name and a dash. A VM of another guest cluster can have such a name.
+/// This does no harm, because a guest with VMs keeps its credential.
 fn is_node_of(vm: &ObjectMeta, guest: &GuestCluster) -> bool {
     let label = |key: &str| vm.labels.as_ref().and_then(|labels| labels.get(key));
     vm.namespace.as_ref() == Some(&guest.namespace)
@@ -58,8 +58,8 @@ pub struct GuestCredential {
     /// Number of the guest's VMs. `None`: the VMs could not be listed.
     pub machines: Option<usize>,
     /// Name of the TokenRotation that makes tokens of the guest's account. The use of those tokens
-    /// is not recorded, so a guest with a TokenRotation does not count as gone. `None`: no
-    /// TokenRotation makes such tokens.
+    /// is not recorded. So a guest whose account exists and has a TokenRotation does not count as
+    /// gone. `None`: no TokenRotation makes such tokens.
     pub rotation: Option<String>,
 }
 
@@ -99,9 +99,11 @@ impl GuestObjects {
     }
 
     /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. `None`:
-    /// guests in all namespaces. A ServiceAccount counts as a guest's if a binding gives it one of
-    /// the roles for guests, or if its annotation names a guest cluster with the account's name.
-    /// Names that [`GuestCluster::new`] refuses, such as `default`, are left out.
+    /// guests in all namespaces. Names that [`GuestCluster::new`] refuses, such as `default`, are
+    /// left out. A ServiceAccount counts as a guest's in each of these cases:
+    ///
+    /// * A binding gives the account one of the roles for guests.
+    /// * The value of the account's annotation `ANNOTATION_GUEST` is the account's name.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let bound = self
             .bindings

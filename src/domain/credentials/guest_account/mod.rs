@@ -3,10 +3,10 @@
 //!
 //! Invariants:
 //!
-//! * Objects have the names, contents and owners that Harvester's own API
-//!   `/v1/harvester/kubeconfig` gives them, so that Harvester and the operator accept each other's
-//!   objects.
-//! * A foreign object with such a name is never changed. An error names that object.
+//! * An object that Harvester's own API `/v1/harvester/kubeconfig` also makes has the same name and
+//!   owner here. So Harvester and the operator accept each other's objects.
+//! * A foreign object is never changed. If a missing account, role, binding or token needs the name
+//!   of a foreign object, an error names that object.
 //! * The name of a token Secret is used only once in the life of its account. The reason is that a
 //!   token depends only on names and on the account's UID. If a new Secret had the name of a
 //!   revoked token's Secret, the revoked token would be valid again.
@@ -280,7 +280,7 @@ pub struct ForeignSecret {
     /// `metadata.resourceVersion`.
     pub version: String,
     /// Name of the token Secret from which the content of this placeholder is copied
-    /// ([`name_placeholder()`]). `None`: this Secret is no placeholder.
+    /// ([`name_placeholder()`]). Empty: no content. `None`: this Secret is no placeholder.
     pub stands_for: Option<String>,
 }
 
@@ -294,18 +294,18 @@ pub struct ExistingObjects {
     pub shared: BTreeSet<String>,
     /// Account of the guest. `None`: the account does not exist.
     pub account: Option<StoredAccount>,
-    /// Bindings that name the guest's account, or whose name begins with the name of the guest's
-    /// bindings.
+    /// Bindings with the guest's account as a subject. Also bindings whose name begins with the
+    /// name of the guest's bindings.
     pub bindings: Vec<StoredBinding>,
     /// Token Secrets of all accounts in the guest's namespace.
     pub tokens: Vec<TokenSecret>,
-    /// Secrets with a name that the guest's token Secret needs, but with another type, by name.
-    /// Only names that the caller requested were looked up.
+    /// Secrets of another type whose name the guest's token Secret needs. The key is the Secret's
+    /// name. Only names that the caller requested were looked up.
     pub taken: BTreeMap<String, ForeignSecret>,
 }
 
 impl ExistingObjects {
-    /// Valid token Secrets of the guest, the newest last: the API server accepts the token in each.
+    /// Token Secrets of the guest whose token the API server accepts, the newest last.
     pub fn valid(&self, guest: &GuestCluster) -> Vec<&TokenSecret> {
         let mut valid: Vec<_> =
             self.own(guest).into_iter().filter(|token| token.invalid_since.is_none()).collect();

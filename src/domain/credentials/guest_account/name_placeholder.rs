@@ -1,10 +1,10 @@
 //! Placeholder Secret. It takes the name of a guest's first token Secret if that Secret is missing.
 //!
 //! The token in a token Secret follows from the Secret's name and the account's UID. Rancher's UI
-//! asks for the Secret `<cluster>-token` at each upgrade of the guest. If that Secret is missing,
-//! Harvester creates it. Then the revoked token works again, although it may have leaked. Therefore
-//! a Secret of another type takes the name. It holds a copy of the valid token, which the UI then
-//! hands out.
+//! asks Harvester for the Secret `<cluster>-token` at each upgrade of the guest. If that Secret was
+//! deleted to revoke its token, Harvester creates it again. The revoked token would then work
+//! again, although it may have leaked. Therefore a Secret of another type takes the name. If the
+//! guest has a valid token, the placeholder has a copy of it, which the UI hands out.
 
 use serde_json::json;
 
@@ -26,10 +26,13 @@ pub struct NamePlaceholder {
     pub step: CreationStep,
 }
 
-/// Placeholder that must be created. `None`: no change is necessary, a foreign Secret has the name,
-/// or the account does not exist. `kept`: name of the Secret with the valid token. `None`: no token
-/// is valid. If no Secret has the name, a placeholder is created, because the account may have had
-/// a token Secret of that name.
+/// Placeholder that must be created. `kept`: name of the Secret with the valid token. `None`: no
+/// token is valid. If no Secret has the placeholder's name, a placeholder is needed, because the
+/// account may have had a token Secret of that name. The result is `None` in each of these cases:
+///
+/// * A token Secret or a foreign Secret has the name.
+/// * A placeholder with the right content has the name.
+/// * The account does not exist.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,

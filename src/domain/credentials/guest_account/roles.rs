@@ -1,11 +1,14 @@
 //! Rights of a guest: the roles that it gets, and the namespaces where they are bound.
 //!
-//! The cloud provider's role is bound in the guest's namespace alone. With [`CsiAccess::Narrow`],
-//! Harvester's role for CSI drivers is bound there too. The CSI driver also reads cluster-scoped
-//! kinds (StorageClasses, VolumeAttachments, Settings), so a role for these kinds is bound for the
-//! whole cluster. In two namespaces that all guests share, the driver writes NetworkFilesystems and
-//! reads Longhorn's Volumes, so a role for this is bound there. With [`CsiAccess::Harvester`],
-//! Harvester's role for CSI drivers is bound for the whole cluster instead.
+//! The cloud provider's role is bound in the guest's namespace alone. The roles of the CSI driver
+//! depend on [`CsiAccess`]:
+//!
+//! * [`CsiAccess::Harvester`]: Harvester's role for CSI drivers is bound for the whole cluster.
+//! * [`CsiAccess::Narrow`]: Harvester's role for CSI drivers is bound in the guest's namespace. A
+//!   role for the cluster-scoped kinds that the driver reads (StorageClasses, VolumeAttachments,
+//!   Settings) is bound for the whole cluster. A third role is bound in the two namespaces that all
+//!   guests share. There the driver writes NetworkFilesystems, and reads Longhorn's Volumes.
+//! * [`CsiAccess::None`]: no role is bound.
 
 use serde_json::{Value, json};
 
@@ -43,8 +46,8 @@ pub enum CsiAccess {
 /// first case that applies decides:
 ///
 /// 1. The driver has rights: it keeps them.
-/// 2. The guest has or had a token: the driver gets no rights.
-/// 3. The guest never had a token: the driver gets narrow rights. The token is made last, so such a
+/// 2. The guest has or had a token, as far as its Secrets show: the driver gets no rights.
+/// 3. No Secret shows a token: the driver gets narrow rights. The token is made last, so such a
 ///    guest is new, or its creation was interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();

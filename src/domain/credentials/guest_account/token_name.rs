@@ -6,12 +6,16 @@
 
 use super::{ExistingObjects, GuestCluster, safe_name};
 
-/// Name of the Secret whose token the guest gets. If `rotate` is false, the newest Secret with a
-/// valid token is used. If `rotate` is true, or no such Secret exists, the name is one that no
-/// token Secret of the guest's account had before. Exception: `rotate` is false, no such Secret
-/// exists, and a foreign Secret has the name of the guest's first token Secret. In this case, the
-/// result is that name, so that the plan refuses the Secret. `stamp`: suffix that makes a name
-/// unique.
+/// Name of the Secret whose token the guest gets. `stamp`: suffix that makes a name unique. The
+/// first case that applies decides:
+///
+/// 1. `rotate` is true: a new name with `stamp`, which no Secret of the account had before.
+/// 2. The guest has a valid token: the newest Secret with a valid token.
+/// 3. The account does not exist, and no Secret of another type has the name of the guest's first
+///    token Secret: that name.
+/// 4. A foreign Secret has the name of the guest's first token Secret: that name, so that the plan
+///    refuses the Secret.
+/// 5. In all other cases: a new name with `stamp`.
 pub fn wanted_token(
     guest: &GuestCluster,
     found: &ExistingObjects,

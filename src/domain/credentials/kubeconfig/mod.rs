@@ -146,7 +146,8 @@ impl Kubeconfig {
 
     /// Text of this kubeconfig with `token` as the token of `user`. `kept`: old token that is
     /// stored in a user entry of its own, because the issuer may delete a token that the target no
-    /// longer names. `None`: an existing entry for an old token stays as it is.
+    /// longer names. `None`: an existing entry for an old token stays as it is. The error says why
+    /// the text cannot be made.
     pub fn with_token(
         &self,
         user: &str,

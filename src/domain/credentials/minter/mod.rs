@@ -5,11 +5,11 @@
 //! * The key is sent only to the URL that the key's own Secret names.
 //! * A cloud credential gets a token of the key's user only if that user made the cloud credential,
 //!   or if the spec allows another owner. The reason is that the owner can read the token.
-//! * A token in a cloud credential is valid for one cluster.
+//! * A token that the operator puts into a cloud credential is valid for one cluster only.
 
 use api::ANNOTATION_RANCHER_URL;
 
-/// Maximum number of characters of a URL in a condition. The rest of the URL is cut.
+/// Maximum number of characters of the annotation's URL in a message. The rest of this URL is cut.
 const LONGEST_URL: usize = 200;
 
 /// Cloud credential that is to get a token of the API key's user.

@@ -1,10 +1,11 @@
-//! Objects that `rancher-secret` prints for a cloud credential: a new ServiceAccount with its
-//! rights, the TokenRotation that puts the token of the new or of an existing account into the
-//! cloud credential, and the TokenRotation that renews an API key with an expiry.
+//! Objects that `rancher-secret` prints for a cloud credential:
 //!
-//! Invariant: a new account gets only the rights that Rancher's node driver uses. In one namespace,
-//! it may make virtual machines. In any namespace, it may get the objects that a machine's
-//! configuration names.
+//! * A new ServiceAccount with its rights, unless the options name an existing account.
+//! * The TokenRotation that puts the account's token into the cloud credential.
+//! * The TokenRotation that renews the API key, if the key expires.
+//!
+//! Invariant: a new account gets only the rights that Rancher's node driver uses. The account gets
+//! [`RIGHTS`] in one namespace, and [`READS`] in all namespaces.
 
 use std::collections::BTreeMap;
 
@@ -35,8 +36,8 @@ pub struct AccountOptions<'a> {
     /// URL at which Rancher reaches this cluster. `None`: the option is missing, and
     /// [`Self::faults`] reports this.
     pub server: Option<&'a str>,
-    /// Namespace of the virtual machines, where a new account gets its rights. `None`: `account`
-    /// names an existing account.
+    /// Namespace of the virtual machines, where a new account gets [`RIGHTS`]. `None`: no new
+    /// account is made.
     pub vm_namespace: Option<&'a str>,
     /// Name of an existing account in `namespace`. `None`: a new account gets the cloud
     /// credential's name.

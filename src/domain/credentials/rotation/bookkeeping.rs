@@ -173,8 +173,8 @@ fn adopted(input: DecisionInput<'_>, held: &TargetCredential) -> RotationState {
     let lost = || seen.existing.iter().flatten().find(made_here).cloned();
     let ours = again.or_else(lost);
     if ours.is_some() && kept_hash(seen).is_some() {
-        // A late write has published the credential, and the target keeps the previous one. The
-        // overlap of the kept credential begins now.
+        // The operator made the credential, and the target keeps a replaced one beside it, for
+        // example after a late write. The overlap of the kept credential begins now.
         next.last_rotation = Some(seen.now);
     }
     next.current = Some(CurrentEntry {

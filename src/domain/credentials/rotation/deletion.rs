@@ -142,8 +142,8 @@ fn with_overlaps(input: DecisionInput<'_>) -> Option<RotationState> {
 }
 
 /// Whether a deletion of the TokenRotation may revoke `old` now. Precondition: the time in
-/// `old.after` is over. By then, every write of the credential has ended, so `old.replaces` is
-/// ignored.
+/// `old.after` is over, or `old.replaces` is `None`. So no write of the credential can still
+/// succeed, and `old.replaces` is ignored.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

@@ -56,8 +56,8 @@ pub(super) fn step_as_recorded(
     let held =
         TargetCredential { hash: current.hash.clone(), claims, ..TargetCredential::default() };
     let target = TargetState::There {
-        // The version is not empty, because the target exists. So a late write that would create
-        // the target counts as refused.
+        // No late write names this version, so every late write counts as refused here. A reconcile
+        // reads the target again before it carries out the step.
         version: "recorded".to_owned(),
         holds: Some(held),
         other_tokens: Vec::new(),
@@ -70,11 +70,11 @@ pub(super) fn step_as_recorded(
     ))
 }
 
-/// First time after `decided` at which a rotation must be reconciled: the time of its next step
-/// (`until`), or of a change of the condition Expiring. `expires`: earliest expiry of the target's
-/// credentials. `decided`: time of the observation that `until` comes from, not a later one. A time
-/// that has passed since then is returned too, because its step is still to be done. The result is
-/// `None` if no time is known.
+/// First time after `decided` at which a rotation must be reconciled. This is the time of its next
+/// step (`until`), or the time at which the condition Expiring changes. `expires`: earliest expiry
+/// of the target's credentials. `decided`: time of the decision that gave `until`. A time between
+/// `decided` and now is returned too, because its step is still to be done. `None`: no such time is
+/// known.
 pub fn next_reconcile(
     plan: &RotationPlan,
     state: &RotationState,

@@ -1,4 +1,4 @@
-//! Replacement of credentials. At each moment, at least one credential works.
+//! Replacement of credentials: the operator revokes the old one only after the new one works.
 //!
 //! [`decide()`] returns one step at a time, from the recorded state and from the observed state.
 //! The process may crash after any step. The order:
@@ -18,9 +18,9 @@
 //! * A credential is not revoked while the target holds it, or may still get it by a write whose
 //!   outcome is not known. Only a deletion of the TokenRotation may revoke it earlier.
 //! * A credential is made only after its name was recorded.
-//! * A credential that another party has put into the target is adopted. The operator overwrites it
-//!   at once only for the first credential of a separate issuer (`is_apart`), or if neither its
-//!   validity nor its expiry is known. In other cases, its replacement must be due or requested.
+//! * A credential that another party has put into the target is adopted, and replaced when that is
+//!   due or requested. It is replaced at once in two cases: a separate issuer (`is_apart`) has
+//!   published nothing yet, or neither the validity nor the expiry of the credential is known.
 
 mod bookkeeping;
 mod decide;
@@ -44,13 +44,13 @@ pub use issuer_report::IssuerReport;
 
 use super::timestamp::Seconds;
 
-/// Maximum number of credentials that wait for revocation. At this number, the operator makes no
-/// new credential until an old one is revoked.
+/// Limit of the credentials that wait for revocation. At this number or more, the operator makes no
+/// new credential.
 const MOST_PREVIOUS: usize = 16;
 /// Pause in seconds until the target is read again, if the next step is not possible now.
 const READ_AGAIN_AFTER: Seconds = 30;
-/// Time after the recording of a pending credential's name. In this time, a process without the
-/// credential does not abandon it, because another process may have it in memory.
+/// Time that a process without the pending credential waits until it abandons the credential,
+/// counted from the record of the name. Another process may have the credential in memory.
 const HELD_ELSEWHERE: Seconds = 15;
 /// Maximum duration of a write. After this time, the write has certainly succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
@@ -237,7 +237,7 @@ pub struct RetiredCredential {
 /// State of the target, the issuer and this process, as it is observed now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedState {
-    /// Current time, by the clock of the issuer.
+    /// Current time by the issuer's clock. By the local clock, if the issuer gave no time.
     pub now: Seconds,
     /// State of the target.
     pub target: TargetState,
@@ -245,19 +245,19 @@ pub struct ObservedState {
     pub existing: Option<Vec<String>>,
     /// New credential that only this process has, in memory. `None`: this process has none.
     pub unpublished: Option<UnpublishedCredential>,
-    /// Reason why `target` is [`TargetState::Unknown`]. No other state of the target uses it.
+    /// Reason why `target` is [`TargetState::Unknown`]. Ignored if `target` has another state.
     pub unknown: UnknownReason,
 }
 
 /// Reason why the state of a target is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownReason {
-    /// The Rancher gave no answer that decides anything: none at all, an unreadable one, one of a
-    /// proxy before it, or status 429 or 5xx. A retry may succeed.
+    /// A retry may succeed: the Rancher gave no answer or an unreadable one, the status was 429 or
+    /// 5xx, or a proxy in front of the Rancher answered 404.
     #[default]
     Silent,
     /// The Rancher cannot be used, and a retry does not change this. For example, it answers 403,
-    /// or its API key is missing. Nothing in the Rancher can be read or revoked.
+    /// or the API key's Secret is missing. Nothing in the Rancher can be read or revoked.
     Barred,
     /// Only the target cannot be read or written, and a retry does not change this. The issuer
     /// still lists the credentials that were made for the target, so they can be revoked.
@@ -275,8 +275,8 @@ pub enum TargetState {
     Unknown,
     /// The target does not exist, and may be created.
     Absent,
-    /// The target cannot be used: the user or another part that the spec names is missing, or a
-    /// write would do harm. The text is the reason.
+    /// The target cannot be used. For example, a user that the spec names is missing, or a write
+    /// would do harm. The text is the reason.
     Unfit(String),
     /// The target exists, and could be read.
     There {
@@ -326,7 +326,7 @@ pub struct UnpublishedCredential {
 /// Next step of a rotation, which the process must carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
-    /// Write the state in field 1, if no other process wrote the status meanwhile. Field 0:
+    /// Write the state in field 1, if the TokenRotation has not changed since it was read. Field 0:
     /// difference between the new state and the stored one.
     Write(StateChange, Box<RotationState>),
     /// Make the credential with this name. If the credential exists and is readable

@@ -2,7 +2,7 @@
 //! now. The note of the Event about a failed step is made here too.
 //!
 //! Invariant: such a rotation is Current only if the credential in its target works, as far as that
-//! can be observed.
+//! can be observed. A rotation with children is Current only if each child is Ready.
 
 use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;
@@ -10,8 +10,8 @@ use super::{ObservedState, RotationPlan, RotationState, RotationStep, TargetStat
 use api::ConditionStatus::{self, False, True};
 use api::{Condition, READY, Target, TokenRotation};
 
-/// Reason of Ready if one of these cannot be read: the target, or the list of credentials that were
-/// made for the target.
+/// Reason of Ready if one of these cannot be read: the target, the Rancher, or the list of
+/// credentials that were made for the target.
 pub const UNREADABLE: &str = "TargetUnreadable";
 /// Reason of Ready if the API key must not be used for this target or server.
 pub const MINTER_REFUSED: &str = "MinterRefused";
@@ -183,8 +183,7 @@ impl ReadyState {
 }
 
 /// Note of the Event about a step that has failed for the credential `name`. `why`: reason why it
-/// has failed. An empty name stands for the old credential that the target keeps: the step is its
-/// removal from the target.
+/// has failed. Empty `name`: the step was to remove the old credential that the target keeps.
 pub fn failure_note(name: &str, why: &str) -> String {
     if name.is_empty() {
         return format!("removal of the old credential from the target: {why}");

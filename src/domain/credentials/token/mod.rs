@@ -21,10 +21,12 @@ const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 /// Name and times of a token, or of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// Name to report. Of a ServiceAccount's token: the name of the token's Secret, or else of the
-    /// ServiceAccount. Of a client certificate: the common name. Of a Rancher's token: its name. If
-    /// Rancher reports the token, and its description has the form of a name, the description is
-    /// used instead. Empty: there is no name, or it must not be reported.
+    /// Name to report. Empty: there is no name, or it must not be reported. The source of the name:
+    ///
+    /// * Token of a ServiceAccount: name of the token's Secret, or else of the ServiceAccount.
+    /// * Client certificate: common name.
+    /// * Token of a Rancher: description of the token, if Rancher reports the token, and if the
+    ///   description has the form of a name. In other cases, the token's own name.
     pub name: String,
     /// Time since which the token or certificate is valid. `None`: not known.
     pub issued: Option<Seconds>,

@@ -44,9 +44,9 @@ type: Opaque
 data:
   cloud-provider-config: ";
 /// Beginning of the cloud provider's HelmChart in YAML. [`text`] appends the guest cluster's name.
-/// `cloudConfigPath` is empty. If a chart version takes no Secret, it fails with an error that
-/// names this value. With `bootstrap`, K3s installs the chart before a node is ready. This is
-/// necessary, because only the cloud provider makes nodes ready.
+/// `cloudConfigPath` is empty. A version of the chart that cannot use a Secret then fails, with an
+/// error that names this value. With `bootstrap`, K3s installs the chart before a node is ready.
+/// This is necessary, because only the cloud provider makes nodes ready.
 const CLOUD_PROVIDER: &str = "
 ---
 apiVersion: helm.cattle.io/v1

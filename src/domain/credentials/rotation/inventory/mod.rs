@@ -26,7 +26,7 @@ pub struct CredentialInventory {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct InventoryEntry {
-    /// Entry of a status for the cloud credential, without the field `rotated`.
+    /// Entry of a status for the cloud credential. The field `rotated` is not used.
     shown: WatchedCredential,
     /// Value of the inventory's `reads` after the last read of this cloud credential. `None`: the
     /// cloud credential was not read since the inventory was made.
@@ -67,8 +67,9 @@ impl CredentialInventory {
     /// Stores the result of reading the credential `name`. `found`: name and times of the
     /// credential's token, whose expiry may be unknown. The error says why the token is not known.
     /// After an error, the stored name and expiry stay. A name that is not in the list is ignored.
-    /// For a credential that has expired, Rancher reports another expiry at each read. So the
-    /// expiry that was stored first stays.
+    ///
+    /// The exact expiry of an expired credential may be unknown. Each read then gives another
+    /// expiry. So the expiry that was stored first stays.
     pub fn store_read(&mut self, name: &str, found: Result<TokenClaims, String>, now: Seconds) {
         let Some(InventoryEntry { shown, read }) = self.known.get_mut(name) else { return };
         self.reads += 1;

@@ -22,10 +22,15 @@ pub struct IssuerReport {
 
 impl IssuerReport {
     /// State of `token`, as Rancher reports it. `word`: name and times in Rancher's answer. The
-    /// result is `None` if the answer lacks the token, or if the token states its own times. A
-    /// token counts as kept alive if all of this is true, for every version of Rancher:
+    /// result is `None` in each of these cases:
     ///
-    /// * The token's name has a prefix of `EXTENDED`: Rancher itself made the token.
+    /// * The answer lacks the token: `word` has no time of issue.
+    /// * The token itself states its time of issue.
+    ///
+    /// A token counts as kept alive if all of these conditions are true. The version of Rancher
+    /// does not matter.
+    ///
+    /// * The token's name starts with an entry of `EXTENDED`: Rancher itself made the token.
     /// * A cloud credential holds the token.
     /// * Rancher reports no expiry.
     pub fn of(token: &SecretText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
@@ -48,8 +53,9 @@ impl TargetCredential {
 }
 
 /// State with the expiry that the issuer reports for the credential in use. A foreign credential
-/// that the issuer no longer lists counts as expired at `now`. `None`: the issuer reports nothing,
-/// the state already has this expiry, or the recorded and the reported expiry have both passed.
+/// that the issuer reported before, and does not list now, counts as expired at `now`. In all other
+/// cases without a report, the result is `None`. The result is also `None` if the state already has
+/// the reported expiry, or if the recorded and the reported expiry have both passed.
 pub(super) fn with_reported_expiry(
     state: &RotationState,
     held: &TargetCredential,
@@ -65,7 +71,7 @@ pub(super) fn with_reported_expiry(
         None if held.is_missing && was_seen => (Some(now), false),
         None => return None,
     };
-    // The exact expiry of a credential that has expired is not known, so the recorded expiry stays.
+    // The exact expiry of a credential that has expired may be unknown, so the recorded one stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
     let is_same = current.expires == expires && current.kept_alive == kept_alive;
     if is_same || is_over(current.expires) && is_over(expires) {

@@ -1,7 +1,7 @@
 //! Conversion between a rotation's recorded state and its status, and the conditions in that
 //! status.
 //!
-//! Invariant: a status contains only the name, the hash and the times of a credential.
+//! Invariant: a status contains no credential. It names a credential by name and hash.
 
 use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring_condition, minter_condition};

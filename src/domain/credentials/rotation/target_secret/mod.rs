@@ -10,7 +10,7 @@ use super::watched::{self, WatchedCredentials};
 use super::{TargetCredential, TargetState};
 use api::SecretTarget;
 
-/// Fields that a rotation reads of a target Secret, or of the Secret with the API key.
+/// Fields that a rotation reads from a target Secret, or from the Secret with the API key.
 #[derive(Clone, Debug, Default)]
 pub struct SecretContent {
     /// Version of the Secret (resourceVersion).
@@ -30,11 +30,12 @@ pub struct TargetRead {
     pub target: TargetState,
     /// Credentials in the target, if the target is only watched.
     pub watched: WatchedCredentials,
-    /// Kubeconfig in the target. `None`: the target holds no kubeconfig, or cannot be used.
+    /// Kubeconfig in the target. `None`: the target is not a Secret with a kubeconfig, or cannot be
+    /// used.
     kubeconfig: Option<Kubeconfig>,
     /// Server in the target's kubeconfig. The target's users send the token to this server. `None`:
-    /// the target is only watched, or names no server. In the second case, the users send the token
-    /// to its issuer.
+    /// the target is a watched Secret, cannot be used, or names no server. If it names no server,
+    /// the users send the token to the token's issuer.
     pub reach: Option<ServerEndpoint>,
 }
 

@@ -101,7 +101,7 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
 
 /// Keeps the first reported expiry of each credential that has expired. `before`: list in the
 /// earlier status. If a credential has expired in both lists, the credential gets the expiry in
-/// `before`. The exact expiry of such a credential is not known, so the first reported one stays.
+/// `before`. The exact expiry of such a credential may be unknown, so the first reported one stays.
 pub fn keep_first_expiries(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],
@@ -118,8 +118,8 @@ pub fn keep_first_expiries(
     }
 }
 
-/// Entry of a status for a token. `user`: kubeconfig's user who has the token. Empty: the token is
-/// in no kubeconfig.
+/// Entry of a status for a token or a client certificate. `user`: user of a kubeconfig, to whom the
+/// token or certificate belongs. Empty: the token is in no kubeconfig.
 pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     WatchedCredential {
         user: cut_name(user),
