@@ -53,6 +53,26 @@ fn a_number_far_ahead_of_ours_is_not_ours() {
     }
 }
 
+/// The CRD has room for 32 credentials that wait for revocation. A status with more is refused, and
+/// then nothing is revoked.
+#[test]
+fn many_unrecorded_credentials_are_revoked_without_a_status_that_is_too_long() {
+    let names: Vec<String> = (6..66).map(|number| format!("r-{number}")).collect();
+    let mut left: Vec<&str> = std::iter::once("r-5").chain(names.iter().map(|n| &**n)).collect();
+    let (mut state, mut now) = (current(true, Some(31 * DAY)), DAY + 60);
+    let held = || holds(TargetCredential { hash: "h5".into(), ..TargetCredential::default() });
+    while left.len() > 1 {
+        match decide(&plan(), &state, &ObservedState { now, ..seen(held(), &left) }) {
+            RotationAction::Write(_, next) => state = *next,
+            RotationAction::Revoke(name) => left.retain(|one| *one != name),
+            RotationAction::Wait(Some(until)) => now = until.max(now + 1),
+            act => panic!("{act:?}"),
+        }
+        assert!(state.previous.len() <= MOST_PREVIOUS && now < 31 * DAY, "{now} {state:?}");
+    }
+    assert_eq!(left, ["r-5"]);
+}
+
 #[test]
 fn a_foreign_credential_with_our_name_is_adopted_as_foreign() {
     for (name, is_ours) in [("r-7", true), ("r-9000", false)] {
