@@ -25,8 +25,8 @@ pub enum RestoreOutcome {
     /// address for another LoadBalancer. The value is the `namespace/name` of the other
     /// LoadBalancer.
     Anothers(String),
-    /// The LoadBalancer exists, but publishes another claim than before the restore. The value is
-    /// the address of the present claim. `None`: the LoadBalancer publishes no claim.
+    /// The LoadBalancer exists, but publishes no claim, or another claim than before the restore.
+    /// The value is the address of the present claim. `None`: the LoadBalancer publishes no claim.
     Moved(Option<IpAddr>),
     /// The LoadBalancer exists in the restored etcd, but did not exist just before the restore.
     Returned,
@@ -75,9 +75,10 @@ impl RestoreChange {
 }
 
 /// Changes that a restore made, ordered by the LoadBalancer's name. `before`: LoadBalancers as last
-/// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now. There is
-/// no change for a LoadBalancer that published no claim before the restore, or was being deleted
-/// before the restore.
+/// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now. A
+/// LoadBalancer that existed before the restore is left out in these cases:
+/// * its claim is the same as before;
+/// * before the restore, it published no claim, was being deleted, or had `spec.ipam: dhcp`.
 pub fn changes(
     before: &[LoadBalancerEntry],
     pools: &[IPPool],

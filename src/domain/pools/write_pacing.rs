@@ -5,16 +5,20 @@
 //! pool. So requests that come at about the same time are gathered, and one write serves them all.
 //! The longer the last write took, the longer requests are gathered. Gathering ends early after a
 //! gap without new requests. This gap is longer while there are only releases, because then no
-//! LoadBalancer waits for an address. If a client sends one request after another, each is served
-//! at once, whatever the size of the pool, because no more requests are expected. Besides, the
-//! number of bytes that are written per second is bounded in the long run, unless the ledgers that
-//! change all the time have more than 4 MiB together. Such ledgers are written every four seconds.
+//! LoadBalancer waits for an address. If a client sends each request after the answer to the one
+//! before, each is served at once, whatever the size of the pool, because no more requests are
+//! expected.
+//!
+//! Besides, a byte budget bounds the number of bytes that are written per second in the long run.
+//! If the budget is used up, all requests wait, but for at most four seconds. So ledgers that
+//! change all the time exceed the budget if they have more than 4 MiB together. They are written
+//! every four seconds.
 
 use std::time::Duration;
 
 /// Longest time to gather requests, as a multiple of the last write's duration. With 4, writes take
-/// a fifth of the time. Writes of more than 250 ms take a larger share, because gathering lasts at
-/// most `LONGEST_GATHERING`.
+/// a fifth of the time as long as requests keep coming. Writes of more than 250 ms take a larger
+/// share, because gathering lasts at most `LONGEST_GATHERING`.
 const REST: u32 = 4;
 /// Longest time after a write for which requests are gathered for the next write.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);

@@ -67,7 +67,7 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<ExpiringCreden
     status.watched.iter().filter_map(one).collect()
 }
 
-/// Credentials with a known expiry under one key of a Secret. In a kubeconfig, each user has a
+/// Credentials with a known expiry under one key of a Secret. In a kubeconfig, each user may have a
 /// credential. `now`: in seconds since the epoch.
 pub fn of_secret(
     namespace: &str,

@@ -38,7 +38,7 @@ pub struct Preview {
     /// Writes of objects that the operator would make.
     pub changes: Vec<PlannedWrite>,
     /// Findings of the [`forecast`] of a take-over, except findings that are already in
-    /// `load_balancers` or `pools`.
+    /// `load_balancers` or `pools` ([`further`]).
     pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose expiry is known, in the order of their expiry.
     pub credentials: Vec<ExpiringCredential>,
@@ -46,9 +46,8 @@ pub struct Preview {
     pub unknown: Vec<String>,
 }
 
-/// Condition `Ready`, without its times, that the operator would write into a LoadBalancer or a
-/// pool. The error is a text that says why the condition is not known, or why the operator would
-/// write none.
+/// Condition `Ready`, without its times, that a LoadBalancer or a pool would have if the operator
+/// led. The error is a text that says why the condition is not known, or why there is none.
 pub type PlannedReady = Result<Condition, &'static str>;
 
 /// Line of the plan about a LoadBalancer.
@@ -60,7 +59,7 @@ pub struct LoadBalancerLine {
     pub has: String,
     /// Address that the LoadBalancer would have if the operator led; empty if it would have none.
     pub gets: String,
-    /// Condition `Ready` that the operator would write into the LoadBalancer.
+    /// Condition `Ready` that the LoadBalancer would have.
     pub said: PlannedReady,
 }
 
@@ -78,7 +77,7 @@ pub struct PoolLine {
     pub name: String,
     /// Number of addresses that would be free in the pool after the planned allocations.
     pub available: i64,
-    /// Condition `Ready` that the operator would write into the pool.
+    /// Condition `Ready` that the pool would have.
     pub said: PlannedReady,
 }
 
@@ -150,8 +149,8 @@ pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
 
 /// Line of the plan about a pool, and the planned write of the pool. `None` as the write: nothing
 /// would be written. `stored`: the stored pool. `pool`: the pool after the planned allocations.
-/// `touched`: whether the operator would write the ledger, because of an allocation or a repair.
-/// `now`: time of the plan (RFC 3339).
+/// `touched`: whether the allocator has marked the pool as changed. If not, nothing would be
+/// written. `now`: time of the plan (RFC 3339).
 pub fn pool(
     stored: &IPPool,
     pool: &AllocatorPool,
@@ -176,7 +175,7 @@ pub fn pool(
     (line, change)
 }
 
-/// Whether the operator would write a condition with the status `status`.
+/// Whether the planned condition is known and has the status `status`.
 fn has_status(said: &PlannedReady, status: ConditionStatus) -> bool {
     said.as_ref().is_ok_and(|ready| ready.status == status)
 }
@@ -192,8 +191,9 @@ fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
     names.into_iter().filter(differs).map(|name| format!("status.{name}")).collect()
 }
 
-/// Findings of the forecast, except findings that are already in the lines of `plan` about
-/// LoadBalancers and pools.
+/// Findings of the forecast, except those that the lines of `plan` show already:
+/// * findings about a LoadBalancer that has a line;
+/// * findings with [`Effect::Stays`] about a pool whose planned condition is False.
 pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFinding> {
     let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),

@@ -75,9 +75,9 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Sentences about facts that the plan lacks: one for each failed read in `reads`, if facts are
-/// missing because of that read, and one for each kind in `late`. The kinds in `late` were not
-/// listed in time.
+/// Sentences about facts that the plan lacks. Each failed read in `reads` gives a sentence, unless
+/// no fact is missing because of that read. Each kind in `late` gives a sentence, because it was
+/// not listed in time. Of equal sentences in a row, only the first is returned.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {

@@ -3,7 +3,7 @@
 //!
 //! The schema and admission refuse larger objects. But they have not checked objects that were
 //! stored before these limits existed, or objects under Harvester's own CRD, which has no limits.
-//! So every object is trimmed here first. Invariants of a trimmed object:
+//! So objects are trimmed here before a view keeps them. Invariants of a trimmed object:
 //! * its size is at most 20 KiB, not counting the names of listeners and a bundle of certificates;
 //! * decisions from the trimmed object are the same as from the whole object. Exceptions: numbers
 //!   in messages, and addresses after about the first 600 of `status.backendServers` ([`lists`]).
@@ -30,7 +30,7 @@ pub const LONGEST_NAME: usize = 63;
 /// Maximum size in bytes of the finalizers that other clients have added to an object. The same
 /// maximum applies to the conditions of other clients. The operator writes each of the two lists as
 /// a whole. If a list is larger, the other clients' entries are not kept in memory, and the object
-/// is read again before a write.
+/// is read again before either list is written.
 const MOST_FOREIGN: usize = 1024;
 /// Largest number of addresses of `status.backendServers` that are kept in memory as a list. A
 /// longer list is replaced by its [`digest`] and its [`first_of`].
@@ -63,7 +63,7 @@ pub fn name_fault(name: &str) -> Option<String> {
 
 /// Removes the fields of a LoadBalancer that decisions do not use, and cuts values beyond their
 /// limits. Returns whether entries of other clients were removed from the finalizers or the
-/// conditions. If so, the object must be read again before a write.
+/// conditions. If so, the object must be read again before either list is written.
 pub fn trim(lb: &mut LoadBalancer) -> bool {
     let meta = &mut lb.metadata;
     meta.managed_fields = None;
@@ -120,8 +120,8 @@ fn first_of(list: &[String]) -> String {
     text
 }
 
-/// Whether `stored` equals `list`, or contains the [`digest`] of `list` in its place. `stored`: a
-/// list in an object that [`trim`] may have cut.
+/// Whether `stored` equals `list`, or contains the [`digest`] of `list` in place of the addresses.
+/// `stored`: a list in an object that [`trim`] may have cut.
 pub fn is_list(stored: &[String], list: &[String]) -> bool {
     if list.len() > LONGEST_LIST
         && let [kept, _first] = stored

@@ -152,8 +152,10 @@ pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
 }
 
 /// Whether the LoadBalancer still needs a pool, and the network of its guest cluster's VMs
-/// determines which one. `false`: the VMs do not determine the LoadBalancer's network, the
-/// LoadBalancer takes no address from pools or names its pool, or its status publishes a claim.
+/// determines which one. `false` in these cases:
+/// * the VMs do not determine the LoadBalancer's network;
+/// * the LoadBalancer takes no address from pools, or names its pool;
+/// * the status publishes a claim.
 pub fn needs_vms_for_pool(lb: &LoadBalancer) -> bool {
     let is_undecided = wants_pool(lb) && named_pool(lb).is_none() && published(lb).is_none();
     is_undecided && asks_vms_for_network(lb).is_some()
@@ -185,8 +187,10 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     Some(Claim { pool, ip })
 }
 
-/// Whether the status shows that pools' ledgers have a claim or a waiting request of the
-/// LoadBalancer: it publishes a claim, or it has no address and says what it waits for.
+/// Whether the LoadBalancer may have a claim or a waiting request in a pool, according to its
+/// status. `true` in these cases:
+/// * the status publishes a claim;
+/// * the status has no address, and the reason of `Ready` is one of [`reason::NoAddressReason`].
 pub fn is_in_ledger(lb: &LoadBalancer) -> bool {
     let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
     let waits = conditions.any(|condition| {
@@ -195,9 +199,12 @@ pub fn is_in_ledger(lb: &LoadBalancer) -> bool {
     published(lb).is_some() || (waits && !has_address(lb))
 }
 
-/// Address that the host leased for the LoadBalancer, from the LoadBalancer's status. `None`:
-/// `spec.ipam` is not `dhcp`, the status has no valid address, the address is from a pool, or the
-/// announcer leases the address.
+/// Address that the host leased for the LoadBalancer, from the LoadBalancer's status. `None` in
+/// these cases:
+/// * `spec.ipam` is not `dhcp`;
+/// * the status has no valid IPv4 address;
+/// * the address is from a pool;
+/// * the announcer leases the address.
 pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {

@@ -1,6 +1,8 @@
-//! Writes to a LoadBalancer. A reconcile makes one merge patch with finalizer, claim, address,
-//! backends and condition together, or no patch if nothing changes. A deletion only removes the
-//! finalizer, and a replica that does not lead only reports the other controller that leads.
+//! Merge patches of a LoadBalancer:
+//! * A reconcile makes one patch with finalizer, claim, address, backends and condition together,
+//!   or no patch if nothing changes.
+//! * After the deletion of a LoadBalancer has begun, the patch only removes the finalizer.
+//! * While another controller leads, a patch only sets the condition that names this controller.
 
 mod moving;
 
@@ -56,10 +58,11 @@ impl AddressOutcome {
     }
 }
 
-/// Merge patch that writes the `outcome` into the LoadBalancer. `None`: nothing changes. `report`:
-/// state of a vm LoadBalancer's Service and VMs; `None` for type cluster, before the operator may
-/// create the Service ([`may_serve`]), and after the Service of a lost address is deleted. `now`:
-/// an RFC 3339 time.
+/// Merge patch that writes the `outcome` into the LoadBalancer. `None`: nothing changes. `now`: an
+/// RFC 3339 time. `report`: state of a vm LoadBalancer's Service and VMs; `None` in these cases:
+/// * the LoadBalancer is of type cluster;
+/// * the operator may not create the Service yet ([`may_serve`]);
+/// * the LoadBalancer has no address, and its Service is gone.
 pub fn patch(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,
@@ -158,10 +161,10 @@ pub fn may_serve(lb: &LoadBalancer) -> bool {
     finalizers.iter().any(|f| f == LB_FINALIZER) && facts::allocated_ip(lb).is_some()
 }
 
-/// Whether a LoadBalancer of type vm that has no address now may still have its former Service: its
-/// status still publishes the former address, or shows that the Service was announced. The view of
-/// Services does not show each Service: it may not be complete yet, and lacks a Service without the
-/// operator's label.
+/// Whether a LoadBalancer of type vm that has no address now may still have its former Service.
+/// `true`: its status still publishes the former address, or `status.address` shows that the
+/// Service was announced. The view of Services cannot answer this: the view may not be complete
+/// yet, and it lacks a Service without the operator's label.
 pub fn may_have_service(lb: &LoadBalancer) -> bool {
     let address = lb.status.as_ref().and_then(|status| status.address.as_deref());
     may_serve(lb) || address.is_some_and(|address| !address.is_empty())
@@ -173,9 +176,9 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     removal_patch(&lb.metadata, &[LB_FINALIZER])
 }
 
-/// The desired `status.allocatedAddress`. Fields that this operator does not use are copied from
-/// `old`. If they were left out, each comparison would find a difference, and each reconcile would
-/// write.
+/// The desired `status.allocatedAddress`. Empty if the LoadBalancer has no address. If it has one,
+/// the fields that this operator does not use are copied from `old`. Without this copy, each
+/// comparison would find a difference, and each reconcile would write.
 fn allocated(old: &AllocatedAddress, outcome: &AddressOutcome) -> AllocatedAddress {
     let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string());
     let (ip_pool, ip, mask, gateway) = match outcome {
@@ -236,9 +239,9 @@ fn address_patch(
 }
 
 /// The patch of a vm LoadBalancer's `status.address`. `address`: the present value. The new value
-/// is the address at which the Service is announced, even if another address was requested. Returns
-/// `None` if the value stays. During a change of pools, the old address stays until the new address
-/// is announced.
+/// is the first address at which the Service is announced, even if another address was requested.
+/// If the Service is not announced, the value is removed. Returns `None` if the value stays. During
+/// a change of pools, the old address stays until the new address is announced.
 fn announced_patch(address: Option<&str>, report: &ServingStatus) -> Option<Value> {
     if report.moving_from.is_some() {
         return None;
@@ -301,7 +304,7 @@ fn ready(
 
 /// Condition `Ready` of a vm LoadBalancer that has the address `ip`, or whose announcer leases one.
 /// If the condition is False, its message begins with the cause, because UIs match the beginning.
-/// The reason for the address comes after that.
+/// The reason why the LoadBalancer keeps its address comes after that.
 fn vm_ready(outcome: &AddressOutcome, report: Option<&ServingStatus>, ip: &str) -> Condition {
     let (status, reason, message) = match report {
         Some(report) => readiness::ready(report, ip),
@@ -333,8 +336,10 @@ fn keeps(ip: &str, wait: &NoAddressReason) -> String {
 }
 
 /// Merge patch with the condition `Ready` that says that another controller leads. `holder`: name
-/// of the other controller. `None`: the LoadBalancer has an address, is being deleted, has a
-/// condition `Ready` with another reason, or already has this condition.
+/// of the other controller. `None` in these cases:
+/// * the LoadBalancer has an address, or is being deleted;
+/// * the LoadBalancer has a condition `Ready` with another reason;
+/// * the LoadBalancer already has this condition.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

@@ -39,10 +39,10 @@ pub fn keep_old_address(old: Claim) -> AddressOutcome {
     })
 }
 
-/// Outcome that keeps the claim published after `spec.ipam` was changed to `dhcp`, while a
-/// finalizer delays the deletion of the Service that asks for the claimed address. `None`: the
-/// status publishes no claim, or the LoadBalancer is of type cluster now, so that its new address
-/// does not depend on the Service.
+/// Outcome that keeps the present claim published after `spec.ipam` was changed to `dhcp`. The
+/// caller uses it while a finalizer delays the deletion of the Service, which asks for the claimed
+/// address. `None`: the status publishes no claim, or the LoadBalancer is of type cluster now, so
+/// that its new address does not depend on the Service.
 pub fn keep_while_served(lb: &LoadBalancer) -> Option<AddressOutcome> {
     facts::published(lb).filter(|_| listeners::is_vm(lb)).map(keep_old_address)
 }

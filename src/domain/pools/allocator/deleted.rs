@@ -27,8 +27,9 @@ pub(super) struct DeletedPool {
 }
 
 impl PoolAllocator {
-    /// Removes a deleted pool. LoadBalancers continue to publish the addresses that they hold in
-    /// this pool, and no pool gives these addresses to other LoadBalancers.
+    /// Removes a pool that was deleted, or that can no longer be parsed. LoadBalancers continue to
+    /// publish the addresses that they hold in this pool, and no pool gives these addresses to
+    /// other LoadBalancers.
     pub fn remove_pool(&mut self, name: &str) {
         let Some(pool) = self.take_out(name) else { return };
         self.overlaps.moved();

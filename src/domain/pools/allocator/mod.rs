@@ -1,10 +1,11 @@
 //! Allocator of addresses. It has all pools, all claims and all waiting LoadBalancers.
 //!
-//! The allocator is the desired content of the ledgers. It belongs to one task, the ledger task.
-//! The task writes each changed pool by compare-and-swap, and answers a request only after the API
-//! server has accepted the write that the answer depends on. If another client has written a pool,
-//! [`PoolAllocator::merge`] reads the new version of the pool. The task then decides its batch of
-//! requests again, which is safe because every operation is idempotent.
+//! The allocator is the desired content of the ledgers. In the leader, it belongs to one task, the
+//! ledger task. The task writes each changed pool by compare-and-swap. A LoadBalancer gets its
+//! address only after the API server has accepted the write of the claim. If another client has
+//! written a pool, the task reads the pool again, and merges it ([`PoolAllocator::merge`]). After a
+//! conflict of a write, the task decides its batch of requests again. This is safe, because every
+//! operation is idempotent.
 //!
 //! Invariants:
 //! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool. In
@@ -15,8 +16,9 @@
 //! * waiters are served oldest first, and before every later request;
 //! * no pool gives out an address in these cases:
 //!   * another pool holds the address on the same network ([`overlap`]);
-//!   * a LoadBalancer publishes the address on that network, and no ledger records it there
-//!     ([`reserved`]). If the pool of that LoadBalancer was deleted, this holds on every network;
+//!   * the address is reserved on that network, because another LoadBalancer publishes it there and
+//!     no ledger records it there ([`reserved`]). If the pool of that LoadBalancer was deleted, no
+//!     pool on any network gives out the address;
 //!   * the cluster itself uses the address. Exception: pools on a tagged VLAN give out addresses of
 //!     the networks of pods and Services;
 //! * a name keeps its address across restores: a LoadBalancer that is created again under its name
@@ -100,8 +102,8 @@ pub enum ClaimResult {
 #[derive(Clone, Debug, Default)]
 pub struct PoolAllocator {
     pools: BTreeMap<String, AllocatorPool>,
-    /// Pools that were deleted in this term, by name. An entry has no effect while a new pool has
-    /// its name.
+    /// Pools that were deleted in this term, by name. The next deletion of a pool removes each
+    /// entry that no reservation names. An entry has no effect while a new pool has its name.
     deleted: BTreeMap<String, deleted::DeletedPool>,
     /// Map from an owner's UID to its claims. An owner has more than one claim while it changes
     /// pools.
@@ -170,8 +172,8 @@ impl PoolAllocator {
     }
 
     /// Returns the answer that [`Self::claim`] would give, even if a write of the claim's pool is
-    /// pending. `None`: [`Self::claim`] must be called, because it may change the stored claims or
-    /// waiters.
+    /// pending. `None`: [`Self::claim`] must be called, because it may change claims, reservations
+    /// or waiters.
     fn unchanged(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let claims = self.holders.get(&facts.owner.uid)?;
         let [claim] = claims.as_slice() else { return None };
@@ -233,8 +235,8 @@ impl PoolAllocator {
         self.holders.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// The claim that the LoadBalancer retains: the published claim, else its first claim. `None`:
-    /// the LoadBalancer has no claim.
+    /// The claim that the LoadBalancer retains: the published one of its claims, else its first
+    /// claim. `None`: the LoadBalancer has no claim.
     fn current(&self, facts: &LbFacts) -> Option<Claim> {
         let claims = self.claims_of(&facts.owner.uid);
         claims
@@ -284,10 +286,11 @@ impl PoolAllocator {
         })
     }
 
-    /// Reason why the pool `named` has no address for the LoadBalancer.
-    /// [`NoAddressReason::OwnAddress`] if a vm LoadBalancer publishes an address from another pool,
-    /// and the address is also in the ranges of `named` and not claimed there: a Service cannot
-    /// move to the address that it has. Else [`NoAddressReason::Full`].
+    /// Reason why the pool `named` has no address for the LoadBalancer:
+    /// [`NoAddressReason::OwnAddress`] if these conditions are met, else [`NoAddressReason::Full`].
+    /// * The LoadBalancer is of type vm, and publishes an address from another pool.
+    /// * This address is also in the ranges of `named`, and is not claimed there. A Service cannot
+    ///   move to the address that it has.
     fn why_full(&self, named: &str, facts: &LbFacts) -> NoAddressReason {
         let pool = named.to_owned();
         let is_unclaimed = |ip: IpAddr| {

@@ -28,10 +28,11 @@ impl PoolAllocator {
     /// The published claim, if its pool does not exist and the claim counts. Otherwise `None`.
     /// Where admission does not protect the status, a tenant can write any address into the status,
     /// and the name of a pool that never existed. So the claim counts only in one of these cases:
-    /// * the claim was published at the start of this replica's term of leadership, or a ledger
+    /// * the claim is reserved for the LoadBalancer, which need not withdraw it. For example, the
+    ///   claim was published at the start of this replica's term of leadership, or a ledger
     ///   recorded it until the pool was removed;
-    /// * the address has no other owner, is reserved for no other LoadBalancer and is not the
-    ///   gateway of a pool, and each pool whose ranges include the address admits the LoadBalancer.
+    /// * no other LoadBalancer has the address, by a ledger or by a reservation. The address is not
+    ///   the gateway of a pool. Each pool whose ranges include the address admits the LoadBalancer.
     pub(super) fn claim_of_deleted_pool<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);

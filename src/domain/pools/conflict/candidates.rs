@@ -26,9 +26,10 @@ pub fn each_meeting(spans: &[AddressSpan], mut compare: impl FnMut(usize, usize)
     }
 }
 
-/// Calls `compare` once for each pair of pools that may compete for a LoadBalancer. Either both are
-/// global, or neither is global and both have a scope, the same network name and the same priority.
-/// The arguments are the indexes of the two pools, the lower one first.
+/// Calls `compare` once for each pair of pools that may compete for a LoadBalancer. The arguments
+/// are the indexes of the two pools, the lower one first. There are two kinds of pairs:
+/// * two global pools;
+/// * two pools that are not global and have a scope, the same network name and the same priority.
 pub(super) fn each_rivalry(pools: &[PoolContender<'_>], mut compare: impl FnMut(usize, usize)) {
     let order = |place: &usize| {
         let selector = pools[*place].selector;

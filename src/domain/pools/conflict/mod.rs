@@ -5,9 +5,9 @@
 //!   segment, so two NetworkAttachmentDefinitions of one bridge and VLAN are one network. A network
 //!   whose bridge and VLAN are unknown is identified by its name. Until all networks are listed,
 //!   such a network counts as every network. A pool that names no network is on the nodes' own
-//!   network, and so is a pool on the untagged network of the management bridge.
-//!   Pools on isolated networks may have the same range. A global pool serves every network, so its
-//!   ranges must differ from those of all other pools.
+//!   network, and so is a pool on the untagged network of the management bridge. Pools on different
+//!   networks may have the same range. A global pool serves every network, so its ranges must not
+//!   overlap those of any other pool.
 //! * **One global pool.** There is at most one.
 //! * **Order.** A LoadBalancer that names no pool is served by a pool with the LoadBalancer's
 //!   network name, or by the global pool. So only pools with the same network name compete for a
@@ -193,7 +193,7 @@ impl PoolContender<'_> {
         match (self.selector.is_global(), other.selector.is_global()) {
             (true, true) => contests.push(ConflictCause::Global),
             (false, false) => contests.extend(order(self.selector, other.selector)),
-            // No conflict: the global pool is tried only after all other pools that fit.
+            // No conflict: the global pool comes after all other pools that fit.
             _ => {}
         }
         contests
@@ -250,7 +250,8 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
 /// Reason why a pool's addresses do not fit a LoadBalancer: the pool is on `segment`, and the
 /// LoadBalancer's network is on another segment. `None`: the addresses fit. They also fit in these
 /// cases:
-/// * the LoadBalancer's network is not known;
+/// * the LoadBalancer's network is not known, or the segment of one of the two networks is not
+///   known;
 /// * the pool is global;
 /// * the LoadBalancer is of type cluster, and the pool's selector names no network. The guest
 ///   announces the addresses on the network of its VMs.

@@ -20,7 +20,7 @@ type AddressKey = (bool, u128);
 /// The free addresses of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeSet {
-    /// Map from the first address of each interval to the value of its last address.
+    /// Map from the first address of each interval to the numeric value of its last address.
     intervals: BTreeMap<AddressKey, u128>,
     free: u128,
 }

@@ -1,4 +1,4 @@
-//! A single item in the value of a key of the ConfigMap: a network, a range, or one address.
+//! One item of a key's value in the ConfigMap: a network, a range, or a single address.
 
 use std::net::IpAddr;
 

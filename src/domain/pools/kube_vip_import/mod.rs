@@ -12,7 +12,8 @@
 //! network address or the gateway, so it was never given out.
 //!
 //! An address that a LoadBalancer uses is recorded as the LoadBalancer's former address, so that
-//! the LoadBalancer gets it again. An address that any other Service uses is excluded.
+//! the LoadBalancer gets it again. If the ConfigMap shows that another Service uses an address of a
+//! new pool, the address is excluded.
 
 mod item;
 
@@ -39,8 +40,8 @@ const SERVICES: &str = "kubevip-services";
 /// Maximum number of ranges of one imported pool, and of excluded addresses of one range. The CRD's
 /// schema allows 256 ranges and 64 excluded addresses.
 const MOST_RANGES: usize = 64;
-/// Longest report, in bytes. The report is an annotation, and all annotations of an object together
-/// may have 256 KiB.
+/// Longest report, in bytes. Lines beyond this length are only counted. The report is an
+/// annotation, and all annotations of an object together may have 256 KiB.
 const LONGEST_REPORT: usize = 16 * 1024;
 
 /// State of the cluster that the plan needs in addition to the content of the ConfigMap.
@@ -73,12 +74,12 @@ impl NewPool {
     }
 }
 
-/// An item that was not imported.
+/// A part of the ConfigMap that was not imported, or a pool that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedItem {
-    /// Key in the ConfigMap.
+    /// Key in the ConfigMap, or the name of the refused pool.
     pub key: String,
-    /// Item of the key's value. Empty: the whole value.
+    /// Item of the key's value. Empty: the whole value, or the whole pool.
     pub value: String,
     /// Fault and remedy.
     pub why: String,
@@ -94,16 +95,16 @@ impl fmt::Display for RefusedItem {
 /// Plan for the import of a ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImportPlan {
-    /// Pools to create.
+    /// Pools to create, and pools that an earlier run of the import has created.
     pub pools: Vec<NewPool>,
-    /// Names of pools that exist already and have a range that is not in the ConfigMap. These pools
-    /// are not changed.
+    /// Names of pools that exist already and have a range that is not in the ConfigMap. Also pools
+    /// that another client created during the import. These pools are not changed.
     pub left: Vec<String>,
-    /// Items that are not imported.
+    /// Parts of the ConfigMap that are not imported, and pools that the API server refused.
     pub refused: Vec<RefusedItem>,
     /// Notes on items that are imported with a deviation from their text.
     pub notes: Vec<String>,
-    /// Keys of the ConfigMap that describe no pool.
+    /// Keys of the ConfigMap that the import does not know.
     pub ignored: Vec<String>,
 }
 
@@ -341,7 +342,7 @@ fn spec(name: &str, ranges: Vec<Range>) -> IPPoolSpec {
     }
 }
 
-/// Whether the name is a label by RFC 1123, as names of namespaces and pools are.
+/// Whether the name is a label by RFC 1123, as the name of every namespace is.
 fn is_namespace(name: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     !name.is_empty()

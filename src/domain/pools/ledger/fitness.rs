@@ -9,11 +9,12 @@ pub enum AddressFitness {
     /// May be given only when no other address is left. The address is the expected address of
     /// another LoadBalancer.
     Expected,
-    /// Must not be given anew. The address is reserved for another LoadBalancer, whose pool was
-    /// deleted. A LoadBalancer that publishes the address already keeps it.
+    /// Must not be given anew. The address is reserved for another LoadBalancer, which has it from
+    /// a deleted pool. A LoadBalancer that already publishes the address keeps it.
     Withheld,
-    /// Must not be given: another LoadBalancer has the address on a network where this
-    /// LoadBalancer's address would be announced, or the Service of this LoadBalancer has the
-    /// address already, from another pool.
+    /// Must not be given, for one of these reasons:
+    /// * Another LoadBalancer has the address, by a claim or by a reservation, on a network where
+    ///   this LoadBalancer's address would be announced.
+    /// * This LoadBalancer is of type vm and publishes the address already, from another pool.
     Taken,
 }

@@ -1,10 +1,10 @@
 //! The ledger of one pool: the owner of each claimed address, and the former owners.
 //!
-//! Invariants, checked by `self_check` in tests:
+//! Invariants. In tests, `self_check` checks all of them except the last:
 //! * an address has at most one owner;
 //! * no address is both free and claimed, and no excluded address is free;
-//! * an address is held back if another pool or a reservation has it on the same network: it is not
-//!   free, and not given out here until that pool releases it, or the reservation ends;
+//! * an address that is held back is not free, and is not given out here. The allocator holds an
+//!   address back as long as another pool or a reservation has it on the same network;
 //! * an address of a closed network ([`Ledger::close`]) is not given out either, even after its
 //!   claim is released;
 //! * a claim outside the ranges (the pool shrank) is retained until it is released, and its address
@@ -27,8 +27,9 @@ use super::free_addresses::FreeSet;
 use super::ranges::PoolRanges;
 use crate::Owner;
 
-/// Maximum number of bytes that the ledger may use in the object of its pool. The API server's
-/// store refuses objects above 1.5 MiB. The space between the two limits is for spec and metadata.
+/// Maximum size of a ledger in the object of its pool, in bytes. No new claim and no former owner
+/// may exceed it, but claims from a stored ledger stay in any case. The API server's store refuses
+/// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
 /// Maximum number of former owners in a ledger. Former owners make each write of the pool slower:
@@ -40,7 +41,8 @@ pub const HISTORY_LENGTH: usize = 128;
 /// Reason why a pool gives a LoadBalancer no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoAddress {
-    /// No address can be given: each one is claimed, held back, or not fit for the LoadBalancer.
+    /// No address can be given: each one is claimed, held back, in a closed network, or not fit for
+    /// the LoadBalancer.
     Full,
     /// The ledger would become larger than [`LEDGER_BYTES`].
     LedgerFull,
@@ -373,7 +375,7 @@ fn key(owner: &Owner) -> &str {
 }
 
 /// Bytes that a claim uses in the object of its pool: in `allocated`, in `allocatedOwners`, and in
-/// the managed fields of a server whose schema does not make the maps atomic.
+/// `metadata.managedFields`, if the API server's schema does not make the maps atomic.
 fn claim_bytes(ip: IpAddr, owner: &Owner) -> usize {
     3 * ip_bytes(ip) + owner.name.len() + owner.uid.len() + 24
 }
@@ -388,7 +390,7 @@ fn ip_bytes(ip: IpAddr) -> usize {
 }
 
 /// Former owners, oldest first. The order of release is known only for releases of this process.
-/// Entries from a stored ledger count as older, in order of address.
+/// Entries from a stored ledger count as older. Their order is that of the addresses as text.
 #[derive(Clone, Debug, Default)]
 struct FormerOwners {
     by_ip: BTreeMap<IpAddr, (String, u64)>,

@@ -7,8 +7,10 @@
 //!    admits any value;
 //! 3. the global pool.
 //!
-//! Within each group, pools are ordered by priority, the highest first, then by name. A `*` has a
-//! meaning in a pool's scope only, so a LoadBalancer cannot widen its own scope.
+//! Within each group, pools are ordered by priority, the highest first, then by name. A `*` is a
+//! wildcard only in a pool's scope. So a LoadBalancer does not match more pools if one of its own
+//! values is `*`. If one of these pools gave the LoadBalancer its former address,
+//! [`super::allocator`] tries that pool first.
 //!
 //! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the
 //! project of a vm LoadBalancer blank. So in Harvester, the blank project of the scope matches the
@@ -69,16 +71,16 @@ pub enum PoolFit {
     /// The pool's network and scope match the LoadBalancer only because a blank project or guest
     /// cluster in the scope admits any value.
     Loose,
-    /// The global pool. All other pools that fit are tried first.
+    /// The global pool, which comes after all other pools that fit.
     Global,
 }
 
 const ANY: &str = "*";
 
 impl PoolSelector {
-    /// Reads a pool's selector; `None` is an empty one. The pool is global if its scope is one
-    /// entry of three `*`, as in Harvester's webhook. The label that marks global pools in
-    /// Harvester has no effect.
+    /// Reads a pool's selector; `None` is an empty one. The pool is global if its scope is a single
+    /// entry with `*` as project, namespace and guest cluster, as in Harvester's webhook. The label
+    /// that marks global pools in Harvester has no effect.
     pub fn new(selector: Option<&api::Selector>) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let scope: Vec<PoolScope> = selector
@@ -120,12 +122,13 @@ impl PoolSelector {
     }
 
     /// Priority of the pool. Of the pools with equal [`PoolFit`], the one with the highest priority
-    /// is tried first.
+    /// comes first.
     pub fn priority(&self) -> i64 {
         self.priority
     }
 
-    /// Whether the pool is the global pool, which fits every LoadBalancer and is tried last.
+    /// Whether the pool is the global pool, which fits every LoadBalancer and comes last in the
+    /// order.
     pub fn is_global(&self) -> bool {
         self.global
     }

@@ -6,7 +6,7 @@
 //! * a pool holds back (does not give out) each address of its ranges that another pool holds on
 //!   the same network, or that is reserved on that network ([`super::reserved`]). It does not
 //!   matter which pool is older, or whether one of them gives out no address because of a conflict.
-//!   The address is free again after its release;
+//!   The address is free again after its release, or after the end of the reservation;
 //! * a pool also holds back the addresses that the cluster itself uses, and those of the networks
 //!   of pods and Services. Exception: a pool on a tagged VLAN does not hold back these networks;
 //! * no rule here changes an existing claim: two claims of one address are reported, and both stay.
@@ -26,10 +26,11 @@ use crate::{Claim, Owner};
 /// Relations between the pools at the last comparison, and marks of later changes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolOverlaps {
-    /// Whether pools changed since they were last compared.
+    /// Whether pools, reservations or the networks of the cluster itself have changed since the
+    /// pools were last compared.
     unsettled: bool,
-    /// Whether pools were added or removed, or a pool's selector or networks have changed. If so,
-    /// addresses may be announced on other segments than before.
+    /// Whether pools were added or removed, the selector of a pool has changed, or networks have
+    /// changed. If so, addresses may be announced on other segments than before.
     moved: bool,
     /// Map from the name of a pool to the names of the overlapping pools. These are on the same
     /// network, and their ranges share addresses with the pool's ranges.
@@ -62,8 +63,8 @@ impl SharedAddress {
     }
 }
 
-/// A new conflict between pools or addresses. Each conflict is reported once, as an Event of a
-/// pool.
+/// A new conflict between pools or addresses. The comparison before did not find the conflict. The
+/// ledger task reports it once, as an Event of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverlapNews {
     /// The pool of this name gives out no new address because of this conflict. The conflict is
@@ -104,9 +105,10 @@ impl PoolOverlaps {
 
 impl PoolAllocator {
     /// Sets the segment of each pool, and of each deleted pool, after networks have changed.
-    /// `segment` returns the segment of a network, by its name. Waiters are tried again if they
-    /// wait for a pool that moved to another segment, or for a pool whose ranges contain an address
-    /// of a moved pool's claims.
+    /// `segment` returns the segment of a network, by its name. The waiters for a pool are tried
+    /// again in these cases:
+    /// * the pool has moved to another segment;
+    /// * an address in the pool's ranges is claimed in a pool that has moved.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
         // A LoadBalancer may name a network that is on another segment than before, even if no pool
         // moved. So `moved` makes the caller observe every LoadBalancer. [`PoolAllocator::observe`]
@@ -149,9 +151,9 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether pools were added or removed, or a pool's selector or networks have changed, since
-    /// the last call of this function. If so, the caller must observe every LoadBalancer
-    /// ([`PoolAllocator::observe`]).
+    /// Whether addresses may be announced on other segments than at the last call of this function:
+    /// pools were added or removed, the selector of a pool has changed, or networks have changed.
+    /// If so, the caller must observe every LoadBalancer ([`PoolAllocator::observe`]).
     pub fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.overlaps.moved)
     }
@@ -287,9 +289,11 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether another pool on the network of `pool` has the address in its ledger, or the address
-    /// is reserved there for a LoadBalancer whose UID is not `except`. `name`: name of `pool`,
-    /// which may have been removed from the allocator.
+    /// Whether the address is in use on the network of `pool`. `true` in these cases:
+    /// * another pool on that network has the address in its ledger;
+    /// * the address is reserved on that network for a LoadBalancer whose UID is not `except`.
+    ///
+    /// `name`: name of `pool`, which may have been removed from the allocator.
     pub(super) fn is_in_use_beside(
         &self,
         ip: IpAddr,

@@ -147,9 +147,9 @@ impl Reservation {
 impl PoolAllocator {
     /// Variant of [`Self::observe`] for the start of a term of leadership, before the first address
     /// is given out. This variant reserves a published address whose pool was deleted, even if the
-    /// scopes of other pools do not admit the LoadBalancer: the claim may have been deleted with
-    /// the pool. If a ledger has the address for another owner, on a segment where the address may
-    /// be announced, the LoadBalancer must withdraw the address.
+    /// scopes of other pools do not admit the LoadBalancer. The reason: the deleted pool may have
+    /// had this claim in its ledger. If a ledger has the address for another owner, on a segment
+    /// where the address may be announced, the LoadBalancer must withdraw the address.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         let published = facts.published.as_ref();
@@ -176,8 +176,9 @@ impl PoolAllocator {
     /// Reserves the address of each claim of a LoadBalancer, and of each reserved claim whose pool
     /// was deleted. A published address without a claim is reserved only if `claim_of_deleted_pool`
     /// returns it. If the LoadBalancer neither has a claim nor publishes an address, adds its
-    /// former address to the expected addresses. When [`Self::take_moved`] returns `true`, the
-    /// caller must observe every LoadBalancer again.
+    /// former address to the expected addresses. Also replaces the facts of a waiter, and ends a
+    /// withdrawal that is complete. When [`Self::take_moved`] returns `true`, the caller must
+    /// observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -337,9 +338,10 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether another LoadBalancer has the claim's address, from another pool or by a reservation,
-    /// on the segment of the claim's pool, or on another segment where the address would be
-    /// announced for this LoadBalancer. Precondition: the LoadBalancer has no claim.
+    /// Whether another LoadBalancer has the claim's address, from another pool or by a reservation.
+    /// The searched segments are that of the claim's pool, and those where the address would be
+    /// announced for this LoadBalancer. `false` if the pool does not exist. Precondition: the
+    /// LoadBalancer has no claim.
     pub(super) fn is_anothers(&self, claim: &Claim, facts: &LbFacts) -> bool {
         self.pools.get(&claim.pool).is_some_and(|pool| {
             self.is_in_use_beside(claim.ip, &claim.pool, pool, &facts.owner.uid)
@@ -351,8 +353,9 @@ impl PoolAllocator {
     /// LoadBalancer. `pool` may have been removed from the allocator. The pool's own segment needs
     /// no check, because the pool's free addresses are not in use on that segment. While an address
     /// of a deleted pool is reserved, no other LoadBalancer gets it, on any segment, not even a
-    /// former owner. The next leader does not know the deleted pool's network, and would withdraw
-    /// the address from its first owner, which still uses it.
+    /// former owner. Otherwise, two LoadBalancers would have the address at the start of the next
+    /// term. The next leader does not know the deleted pool's network. It would withdraw the
+    /// address from the first owner, which still uses it.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,

@@ -1,9 +1,9 @@
-//! Reading of a stored pool into the allocator: at start, and whenever another client wrote the
-//! pool.
+//! Reading of a stored pool into the allocator: at the start of a term, and later when the pool
+//! must be read again, for example because another client wrote it.
 //!
 //! There are two ledgers of the pool: the stored ledger, and the ledger in this process's memory.
 //! First, each address gets one owner, by the first of these rules that applies:
-//! 1. The two ledgers name the same owner.
+//! 1. The two ledgers name the same owner, by UID.
 //! 2. Only the stored ledger names an owner, and this owner exists, is not being deleted, takes its
 //!    address from pools and publishes no address of this pool. The owner is about to publish the
 //!    address, so no other LoadBalancer may take the address first.
@@ -22,7 +22,7 @@
 //! rules, the owner keeps the lowest.
 //!
 //! The published addresses come from a view that may be stale. [`PoolAllocator::owners_to_reread`]
-//! lists the LoadBalancers whose published address would overrule a ledger. These LoadBalancers are
+//! lists the LoadBalancers whose published address may overrule a ledger. These LoadBalancers are
 //! read from the API server before the merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -90,8 +90,8 @@ pub struct LoadBalancerIndex {
     uids: HashMap<String, String>,
 }
 
-/// A fault that a merge found in a stored ledger or in a published address, and corrected, for an
-/// Event.
+/// A fault that a merge found in a stored ledger or in a published address. An Event reports the
+/// fault and its correction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerRepair {
     /// A published address was missing from the ledger. A claim was added for the `Owner`: the
@@ -101,7 +101,7 @@ pub enum LedgerRepair {
     /// changed to the `Owner`: the LoadBalancer that publishes the address.
     Corrected(Claim, Owner),
     /// The `Owner` publishes an address that belongs to another owner. The `Owner` loses the
-    /// address, and gets a new one.
+    /// address, and must get a new one.
     Double(Claim, Owner),
     /// The ledger had an entry whose key is not an IP address. The text is this key.
     Unreadable(String),
@@ -259,7 +259,7 @@ impl PoolAllocator {
     }
 
     /// Returns the LoadBalancers that must be read again before a merge:
-    /// * LoadBalancers whose published address would overrule a ledger;
+    /// * LoadBalancers whose published address may overrule a ledger;
     /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `index`.
     pub fn owners_to_reread(&self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
@@ -336,8 +336,9 @@ fn read_claims(
         });
         let remembered = remembered.map(|owner| owner.uid.as_str());
         let recorded = status.allocated_owners.get(text).map(String::as_str);
-        // A name belongs to one object. If the name has another UID now, a restore created the
-        // object again, before its pool or together with the pool. The recorded UID is then stale.
+        // A name belongs to one object. If the name has another UID now, the object was created
+        // again. For example, a restore created it before its pool, or together with the pool. The
+        // recorded UID is stale in that case.
         let recorded = recorded.filter(|uid| {
             named.is_none() || remembered == Some(*uid) || index.entries.contains_key(*uid)
         });

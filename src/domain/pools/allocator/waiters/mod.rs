@@ -81,8 +81,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Tries the waiters again whose answer may be affected by the changes, oldest first. Returns
-    /// those whose answer changed.
+    /// Tries again the waiters whose answer may be affected by the changes, oldest first. Returns
+    /// the waiters whose answer changed.
     fn try_waiters(&mut self, changes: &WaiterChanges) -> Vec<Owner> {
         let mut answered_anew = Vec::new();
         for (owner, cause) in self.concerned(changes) {
