@@ -75,8 +75,8 @@ impl RecordClient {
         informer::watch_guarded(api, Config::default(), &self.metrics, known, on_event).await;
     }
 
-    /// The record `namespace/name`, as the API server has it now. `None`: the record does not
-    /// exist.
+    /// The record `namespace/name`, as the API server has it now. `None`: the record does not exist
+    /// (any 404).
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
         Box::pin(api.call_get_if_served(name)).await

@@ -98,10 +98,10 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         }
     }
 
-    /// Reads a list, or one page of it if `params` has a limit. A page that is late is requested
-    /// again with fewer objects. Each try of a page has the deadline of a call, but at most
-    /// [`CALL_DEADLINE`]. All tries together have [`TRIES`] times as long, or the deadline of a
-    /// call if that is longer.
+    /// Reads a whole list with the deadline [`Self::deadline`]. If `params` has a limit, reads one
+    /// page. A page that is late is requested again with fewer objects. Each try has the deadline
+    /// [`Self::deadline`], but at most [`CALL_DEADLINE`]. All tries together have [`TRIES`] times
+    /// the deadline of one try, or [`Self::deadline`] if that is longer.
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
         let name = || format!("GET {}", self.api().resource_url());
         let deadline = self.deadline();

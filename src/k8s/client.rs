@@ -23,8 +23,8 @@ use super::read_only::{RefusedReads, withhold_writes};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Longest time to establish a connection of a long-running process: the lookup of the name, TCP
-/// and TLS. The time for TCP alone is shorter.
+/// Longest time to establish a connection: the lookup of the name, TCP and TLS. The time for TCP
+/// alone is shorter. Most commands that run in a terminal have a longer time.
 ///
 /// Go allows ten seconds for TLS. Here, an open connection may be silent for the time [`SILENCE`],
 /// and after that, the TLS handshake of the next connection may be silent too. Both together, with
@@ -38,7 +38,8 @@ const IDLE: Duration = Duration::from_secs(3);
 /// Time without data before the kernel's first keepalive probe of a connection, and the interval
 /// between two of these probes.
 const KEEPALIVE: Duration = Duration::from_secs(3);
-/// Number of unanswered keepalive probes after which a connection counts as dead.
+/// Number of unanswered keepalive probes after which a connection counts as dead. Linux ignores
+/// this number on a connection with a TCP user timeout, which is [`SILENCE`] here (tcp(7)).
 const KEEPALIVE_PROBES: u32 = 2;
 
 /// Reads the configuration of a client, which is server and credentials, from the file

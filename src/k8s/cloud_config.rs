@@ -155,8 +155,8 @@ impl GuestCredentials {
         Ok(found)
     }
 
-    /// Metadata of the objects of one kind in `namespace`, if the objects match the field selector
-    /// `fields`. `namespace: None`: the objects in all namespaces.
+    /// Metadata of the objects of one kind in `namespace` that match the field selector `fields`.
+    /// `namespace: None`: the objects in all namespaces.
     async fn metadata<K>(
         &self,
         namespace: Option<&str>,
@@ -256,7 +256,7 @@ impl GuestCredentials {
     }
 
     /// Token and CA certificate of a token Secret. `None`: the Secret lacks one of the two, or does
-    /// not exist.
+    /// not exist (any 404).
     pub async fn material(
         &self,
         namespace: &str,

@@ -214,7 +214,8 @@ impl CredentialReader {
         informer::watch(api, config, &self.metrics, HashSet::new, on_event).await;
     }
 
-    /// The TokenRotation as the API server has it now. `None`: the TokenRotation does not exist.
+    /// The TokenRotation as the API server has it now. `None`: the TokenRotation does not exist
+    /// (any 404).
     pub async fn rotation(
         &self,
         namespace: &str,
@@ -225,7 +226,7 @@ impl CredentialReader {
     }
 
     /// Content of the Secret `namespace/name`, with the value under `key` (field 0), and the clock
-    /// of the API server (field 1). Field 0 is `None` if the Secret does not exist.
+    /// of the API server (field 1). Field 0 is `None` if the Secret does not exist (any 404).
     pub async fn secret(
         &self,
         namespace: &str,

@@ -1,6 +1,6 @@
-//! Writes Kubernetes Events, best effort, from a bounded queue. The rate is so low that writes of
-//! addresses are not slowed. Namespaces take turns, so that the warnings of one tenant do not delay
-//! those of another tenant. Events that are not written are counted.
+//! Writes Kubernetes Events, best effort, from a bounded queue. The rate is low, so that Events do
+//! not slow the writes of addresses. Namespaces take turns: many warnings of one tenant delay an
+//! Event of another tenant by one turn only. Events that are not written are counted.
 //!
 //! kube's `Recorder` counts repeated Events in one object, but writes as often as it is called.
 //! client-go's filter gives each pair of source and object its own budget: 25 Events, and then one
@@ -30,7 +30,7 @@ const LONGEST_NOTE: usize = 1024;
 const BUDGET: TokenBucket = TokenBucket::new(20, Duration::from_millis(500));
 /// Maximum number of times that one warning is written, the first time included.
 const WARNING_TRIES: u32 = 3;
-/// Pause between two writes of a warning.
+/// Pause between two writes of the same warning.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Sender of Events. A call of its methods does not wait for the API server.
@@ -118,9 +118,9 @@ async fn write(queue: Arc<EventQueue>, recorder: Recorder, metrics: Metrics) {
     }
 }
 
-/// Writes an Event. If the write of a warning fails, and [`CallError::may_pass`] is true for the
-/// error, the write is repeated, up to [`WARNING_TRIES`] writes in all: some warnings are sent once
-/// in a term. If the answer to a write was lost, the repetition may write a second Event.
+/// Writes an Event. The write of a warning is repeated if [`CallError::may_pass`] is true for its
+/// error, up to [`WARNING_TRIES`] writes in all: some warnings are sent only once in a term. If the
+/// answer to a write was lost, the repetition may write a second Event.
 async fn publish(
     recorder: &Recorder,
     event: &Event,

@@ -62,9 +62,9 @@ pub fn key(meta: &ObjectMeta) -> String {
 
 /// Namespace and name in a [`key`]. The namespace is empty for a cluster-scoped object.
 ///
-/// Only for a text that was made from an object's metadata. Another text, such as an owner in a
-/// stored ledger or an option, may have no slash. Its reader uses `split_once`, and decides what a
-/// name without namespace means.
+/// Only for a text that was made from an object's metadata. Another text may have no slash, for
+/// example an option, or an owner in a stored ledger. The reader of such a text uses `split_once`,
+/// and decides what a name without namespace means.
 pub fn split_key(key: &str) -> (&str, &str) {
     key.split_once('/').unwrap_or(("", key))
 }

@@ -1,5 +1,5 @@
-//! Client of the API server: informers, guarded writes, Events, the Lease. Other modules may send
-//! reads themselves, but every write goes through this module.
+//! Client of the API server: informers, guarded writes, Events, the Lease. Other modules may also
+//! read from the API server, but every write goes through this module.
 //!
 //! Invariants:
 //! * Every call has a deadline, and its error names the call ([`calls`]). The lists and watches of
@@ -75,20 +75,20 @@ use self::calls::FailedCall;
 use crate::metrics::Metrics;
 
 /// Deadline of one call. When the deadline has passed without an answer, it is unknown whether the
-/// call had an effect. For a page of a list, it is the deadline of each try: a page that is late is
+/// call had an effect. A page of a list has this deadline for each try: a page that is late is
 /// requested again with fewer objects ([`paging`]).
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Largest number of objects in one page of a list. The API server may have to convert all of them
-/// within the call's deadline. Pages of large objects, and pages that were late, have fewer
+/// within the call's deadline. A page of large objects, or a page that was late, has fewer objects
 /// ([`paging`]).
 pub const PAGE: u32 = 200;
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
-/// the connection and its calls fail. Lists and watches of informers have only this limit. Calls of
-/// commands also have deadlines, which are longer than this limit. They end a call whose answer
-/// arrives slowly, but without a pause of this length. Calls with the deadline [`CALL_DEADLINE`]
-/// end earlier.
+/// the connection and its calls fail. Lists and watches of informers have only this limit. Most
+/// calls of commands also have a deadline that is longer than this limit. Such a deadline ends a
+/// call whose answer arrives slowly, but without a pause of this length. Calls with the deadline
+/// [`CALL_DEADLINE`] end earlier.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call to the API server failed. Most of the reasons contain the name of the call.
@@ -152,8 +152,8 @@ impl CallError {
         }
     }
 
-    /// Error of a call that was not sent, because its request could not be made. `what`: name of
-    /// the call in the error.
+    /// Error of a call that was not sent, because its request could not be made. `what`: text for
+    /// the call in the error, such as the kind of the object.
     fn not_sent(what: &str, error: kube::Error) -> Self {
         Self::new(format!("{what} not sent"), error)
     }

@@ -1,6 +1,7 @@
 //! Reports another controller that holds the Lease instead of this operator: by log, Event and
-//! metric, and by a condition on LoadBalancers. A LoadBalancer gets the condition if the other
-//! controller has written neither an address nor a condition into the LoadBalancer's status.
+//! metric, and by a condition on LoadBalancers. A LoadBalancer gets the condition if, ten seconds
+//! after its creation, the other controller has written neither an address nor a condition into the
+//! LoadBalancer's status.
 //!
 //! While the other controller holds the Lease, this module also removes the status subresource of
 //! IPPool. With this subresource, the API server would drop the claims that the other controller
@@ -118,10 +119,12 @@ impl LeaseHolderWatch {
         })
     }
 
-    /// Writes the condition with the holder's name to each LoadBalancer that has existed for
-    /// [`UNANSWERED`] seconds, is not being deleted, and has neither an address nor a condition
-    /// `Ready` with another reason. Searches for such LoadBalancers at the interval
-    /// [`SEARCH_INTERVAL`]. `holder`: identity of the other controller that holds the Lease.
+    /// Writes the condition with the holder's name to LoadBalancers. `holder`: identity of the
+    /// other controller that holds the Lease. Each search follows after [`SEARCH_INTERVAL`]. A
+    /// LoadBalancer gets the condition if all of this is true:
+    /// * The LoadBalancer has existed for at least [`UNANSWERED`] seconds.
+    /// * The LoadBalancer is not being deleted.
+    /// * The LoadBalancer has neither an address nor a condition `Ready` with another reason.
     async fn answer_for(&self, holder: &str) {
         loop {
             tokio::time::sleep(SEARCH_INTERVAL).await;
@@ -135,8 +138,8 @@ impl LeaseHolderWatch {
                     continue;
                 };
                 let namespace = lb.namespace().unwrap_or_default();
-                // If the holder has written the LoadBalancer since it was observed, its version has
-                // changed, and the API server refuses the patch.
+                // If the holder has written to the LoadBalancer since the view observed it, the
+                // LoadBalancer has another version, and the API server refuses the patch.
                 let written =
                     self.writer.patch_lb_condition(&namespace, &lb.name_any(), &patch).await;
                 if let Err(error) = written {

@@ -32,14 +32,17 @@ use crate::locks::lock;
 const LARGEST_PAGE: usize = 2 << 20;
 /// Number of objects in the first page of a list.
 const FIRST_PAGE: u64 = 50;
-/// Greatest factor from the number of objects in one page to that in the next page.
+/// Largest factor by which the number of objects may grow from one page to the next.
 const GROWTH: u64 = 2;
-/// Divisor of the number of objects when a page was too large, or has failed.
+/// Divisor of the number of objects when a page is requested again, because it was too large or
+/// late, or its request failed.
 const CUT: u64 = 4;
-/// Factor of the pause after a page that was late, or has failed. The pause is longer than after a
-/// page that was too large, because a try that is late takes the whole deadline.
+/// Factor of [`PageSize::pause`] after a page that was late, or whose request failed. The pause is
+/// longer than after a page that was too large, because a try that is late takes the whole
+/// deadline.
 const LONG_PAUSE: u64 = 8;
-/// Largest number of tries for one page of [`super::PAGE`] objects, each with fewer objects.
+/// Largest number of tries for one page of [`super::PAGE`] objects. Each try after the first one
+/// requests fewer objects.
 pub(super) const TRIES: u32 = 5;
 
 tokio::task_local! {
@@ -65,7 +68,7 @@ impl PageSize {
         Self { limit: FIRST_PAGE, pause: 0 }
     }
 
-    /// Size of the page after a page of this size that had `bytes` bytes. If the next objects are
+    /// Size of the next page, after a page of this size with `bytes` bytes. If the next objects are
     /// as large, the next page has at most half of [`LARGEST_PAGE`], or only one object.
     fn next(self, bytes: usize) -> Self {
         let pause = self.pause.saturating_sub(self.limit);
@@ -89,8 +92,9 @@ impl PageSize {
     }
 }
 
-/// HTTP service that sends a request for a page of a list with a `limit` that fits the size of the
-/// objects: at most the `limit` of the request. Other requests pass unchanged.
+/// HTTP service that replaces the `limit` in requests for a page of a list. The new `limit` fits
+/// the size of the objects, and is at most the old one. [`PageSize::cut`] decides whether a page
+/// that was too large, or whose request failed, is requested again. Other requests pass unchanged.
 pub(super) fn fit_pages<S, B>(
     inner: S,
 ) -> impl Service<

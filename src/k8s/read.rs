@@ -15,7 +15,7 @@ use super::views::Views;
 use crate::api::{IPPool, LoadBalancer};
 use crate::domain::pools::conflict::PoolFacts;
 
-/// Maximum number of pools that are read at the same time.
+/// Maximum number of pools that one call of [`ApiReader::pools`] reads at the same time.
 const READS: usize = 16;
 /// Maximum number of UIDs that a reader and its clones read at the same time. Any caller of
 /// admission can cause such reads.
@@ -36,7 +36,8 @@ impl ApiReader {
     }
 
     /// UID of the LoadBalancer `namespace/name`, as the API server has it now. `None`: the
-    /// LoadBalancer does not exist. The read may wait until other reads of UIDs have ended.
+    /// LoadBalancer does not exist (any 404). The read may wait until other reads of UIDs have
+    /// ended.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
         // The semaphore is never closed, so this is always a permit.
         let _permit = self.uid_reads.acquire().await;
@@ -47,7 +48,7 @@ impl ApiReader {
     }
 
     /// The LoadBalancer `namespace/name`, as the API server has it now. `None`: the LoadBalancer
-    /// does not exist.
+    /// does not exist (any 404).
     pub async fn load_balancer(
         &self,
         namespace: &str,
@@ -70,7 +71,8 @@ impl ApiReader {
         Ok(stream::iter(facts).buffered(READS).filter_map(future::ready).collect().await)
     }
 
-    /// Facts of the pool `name`, as the API server has it now. `None`: the pool does not exist.
+    /// Facts of the pool `name`, as the API server has it now. `None`: the pool does not exist (any
+    /// 404).
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
         let api = Api::<IPPool>::all(self.client.clone());
         let pool = Box::pin(api.call_get_if_served(name)).await?;

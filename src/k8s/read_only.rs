@@ -51,8 +51,8 @@ impl RefusedReads {
 }
 
 /// HTTP service that sends only GETs, and no watches. A request with another method fails, and a
-/// watch gets no answer. Adds GETs that the API server refuses to `refusals`: those with the answer
-/// 403, and those of a list with the answer 404.
+/// watch gets no answer. Adds to `refusals` each GET of an object or a list with the answer 403,
+/// and each GET of a list with the answer 404.
 pub(super) fn withhold_writes<S, B>(
     inner: S,
     refusals: RefusedReads,

@@ -44,8 +44,9 @@ pub struct ReadResult {
     pub removals: BTreeMap<String, NoAddressReason>,
     /// Views of all objects, including those other than pools and LoadBalancers.
     pub views: Views,
-    /// Resources whose list was not complete in time, or whose read failed. Their objects may be
-    /// missing in `views` and in `imported`.
+    /// Resources whose list was not complete in time, and `configmaps` if the read of kube-vip's
+    /// ConfigMap failed. Their objects may be missing in `views` and in `imported`. Resources whose
+    /// read is in [`RefusedReads`] are left out.
     pub late: Vec<&'static str>,
 }
 
@@ -103,8 +104,8 @@ pub async fn read(
 }
 
 /// Pools that the operator would make from kube-vip's ConfigMap before it allocates the first
-/// address. Empty if the ConfigMap does not exist or was imported before, or if the API server
-/// refuses the read, which [`RefusedReads`] records.
+/// address. Empty if the ConfigMap does not exist, if it was imported before, or if the API server
+/// refuses the read ([`CallError::refusal`]). [`RefusedReads`] records a refusal with 403.
 async fn imported(
     client: &Client,
     pools: &[IPPool],
@@ -146,7 +147,7 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
 }
 
 /// Error that [`read`] returns if it cannot list `resource`. `error` is the failure of the list.
-/// `refusals` shows whether the cluster does not serve `resource`.
+/// `refusals` shows whether the cluster serves `resource`.
 fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
     let unserved =

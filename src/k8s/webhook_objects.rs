@@ -76,8 +76,8 @@ impl WebhookObjects {
     }
 
     /// Watches the admission Secret, the webhook configurations, and the CRD with the conversion
-    /// webhook, until the process ends. The returned receiver gets the existing objects first, and
-    /// then each change.
+    /// webhook, until the process ends. The returned receiver first gets the present state of each
+    /// object, and then each state that is observed later.
     pub fn watch(&self) -> mpsc::UnboundedReceiver<ObservedObject> {
         let (sender, seen) = mpsc::unbounded_channel();
         let secret = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
@@ -100,8 +100,8 @@ impl WebhookObjects {
     }
 
     /// Watches the object with the key `key` (`namespace/name`, or the name of a cluster-scoped
-    /// object) until the process ends. Sends each new state to `sender`, as `observed` makes it.
-    /// `None`: the object does not exist.
+    /// object) until the process ends. Sends each observed state to `sender`. `observed` makes the
+    /// message from the object. The argument `None` means that the object does not exist.
     fn report<K>(
         &self,
         api: Api<K>,
@@ -221,9 +221,9 @@ fn sealed(secret: Secret) -> VersionedSecret {
     VersionedSecret { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
 }
 
-/// The fields of `object` that decisions use. `object` is a webhook configuration or a CRD. Of a
-/// CRD's versions, only the names are included, because the versions' schemas are most of a CRD's
-/// size.
+/// JSON of `object`, which is a webhook configuration or a CRD. Managed fields and annotations are
+/// left out, because no decision uses them. Of a CRD's versions, only the names are included,
+/// because the versions' schemas are most of a CRD's size.
 fn value(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);

@@ -44,8 +44,10 @@ const SILENT: u32 = 2;
 /// State of this process's leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeadershipState {
-    /// No leadership: this process never held the Lease, has released it, or has observed that the
-    /// Lease no longer names this process, or that the API server's store has gone back.
+    /// No leadership, for one of these reasons:
+    /// * This process has never held the Lease, or has released the Lease.
+    /// * The Lease was read, and no longer names this process.
+    /// * The API server's store has gone back to an older state.
     Lost,
     /// Expired leadership, after several consecutive rounds of the elector have failed: the API
     /// server does not answer, or answers with errors. Another process may have taken the Lease
@@ -65,8 +67,8 @@ pub struct ReplicaNotes {
     pub answer: Option<String>,
 }
 
-/// Leadership of this process: until when it leads, and the messages in the Lease. The elector
-/// changes that time, and all writers check it.
+/// Leadership of this process: its expiry, and the messages in the Lease. The elector changes the
+/// expiry, and all writers check it.
 #[derive(Debug)]
 pub struct Leadership {
     /// Time of the creation of this value.
@@ -118,7 +120,8 @@ impl Leadership {
         self.leading.subscribe()
     }
 
-    /// Returns a receiver of the state of the leadership. The receiver is notified of each change.
+    /// Returns a receiver of the state of the leadership. The receiver is notified of each change,
+    /// and of the start of each term.
     pub fn state(&self) -> watch::Receiver<LeadershipState> {
         self.state.subscribe()
     }
@@ -172,9 +175,9 @@ impl Leadership {
 
     fn hold_until(&self, until: Duration) {
         *lock(&self.until) = until;
-        // `state` may still be `Held` from a term that expired, if since that expiry no other
-        // process was observed to take the Lease. `send_replace` notifies the receivers even if the
-        // value is the same, so that they notice the new term.
+        // A term may have expired without a sign that another process has taken the Lease. In that
+        // case, `state` is still `Held`. `send_replace` notifies the receivers even if the value is
+        // the same, so that they notice the new term.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.state.send_replace(LeadershipState::Held);
         }

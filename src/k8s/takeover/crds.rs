@@ -57,8 +57,8 @@ impl TakeoverClient {
     }
 
     /// Replaces the versions in the spec of the CRD `name` with the versions of the operator's CRD.
-    /// Records the former versions in the annotation [`ANNOTATION_FORM`]. If these are of another
-    /// version of the operator, the versions that are recorded already stay recorded. If the
+    /// Records the former versions in the annotation [`ANNOTATION_FORM`]. If the former versions
+    /// are from the operator itself, the annotation keeps the versions that it already has. If the
     /// operator's Deployment belongs to a Helm release, this release owns the CRD afterwards.
     pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;

@@ -29,9 +29,10 @@ impl TakeoverClient {
     /// Removes [`VM_FINALIZERS`] from every VirtualMachine and VirtualMachineInstance, at a rate of
     /// at most `per_second` objects a second. After each object without an error, calls `done` with
     /// the number of objects changed so far. If another client has changed or deleted an object
-    /// since the objects were listed, this object is not counted, and not tried again. Goes on
-    /// after a few errors that may pass, but fails in the end with the last of them, because their
-    /// objects are left. Any other error ends the removal at once.
+    /// since the objects were listed, this object is not counted, and not tried again.
+    ///
+    /// Goes on after the first `AT_A_TIME` errors that may pass, and fails at the end with the last
+    /// of these errors, because finalizers are left. Any other error ends the removal at once.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,

@@ -6,7 +6,8 @@
 //!   decision was based on. Exception: the annotation that keeps a CRD.
 //! * A write also records the state before the change, if a later step can restore that state.
 //! * A conflict counts as success, because the caller reads the state again and decides again.
-//! * A write has no further effect when it is repeated, because its answer may have been lost.
+//! * A write may be repeated, because its answer may have been lost. The repetition has no further
+//!   effect.
 
 mod crds;
 pub mod finalizers;
@@ -38,8 +39,8 @@ use crate::domain::takeover::steps::{
 /// Label selector of the operator's Deployment. The chart and config/manager set these labels.
 const OPERATOR: &str =
     "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
-/// Deadline of one call, for a list that arrives slowly. If a connection brings no data, its call
-/// fails earlier, after [`super::SILENCE`].
+/// Deadline of one call. The value is large, because a list may arrive slowly. If a connection
+/// brings no data, its call fails earlier, after [`super::SILENCE`].
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Seconds for which a Lease counts as held after its expiry, because the clock of this machine may
 /// differ from the holder's.
@@ -140,10 +141,10 @@ impl TakeoverClient {
         self.charts().within(PATIENCE).call_get_if_served(&self.chart.1).await
     }
 
-    /// Carries out the write of `step`. A step without a write has no effect, and neither has
-    /// [`TakeoverStep::RemoveFinalizers`], which [`Self::remove_finalizers`] carries out. Succeeds
-    /// without a write if another client has changed the object meanwhile: the caller reads the
-    /// state again, and decides again.
+    /// Carries out the write of `step`. Does nothing for a step without a write, and for
+    /// [`TakeoverStep::RemoveFinalizers`]: [`Self::remove_finalizers`] carries that step out.
+    /// Succeeds without a write if another client has changed the object meanwhile: the caller
+    /// reads the state again, and decides again.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
             TakeoverStep::KeepCrd(name) => self.set_keep_policy(name).await,
@@ -205,8 +206,9 @@ impl TakeoverClient {
     }
 
     /// Starts or stops `program` by the number of replicas of its Deployment. `start: None`: sets
-    /// the number to 0, and records the former number in the annotation [`ANNOTATION_REPLICAS`].
-    /// `Some`: sets the number to the value in `start`, and removes the annotation.
+    /// the number to 0, and records the former number in the annotation [`ANNOTATION_REPLICAS`],
+    /// unless a number is recorded there already. `Some`: sets the number to the value in `start`,
+    /// and removes the annotation.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let Some(stored) = self.deployment(program).await? else { return Ok(()) };
         let seen = replicas(&stored);
@@ -229,15 +231,15 @@ impl TakeoverClient {
 }
 
 /// Holder of the Lease that the Go controller and the operator compete for. [`Leader::None`]: the
-/// Lease is free, has expired or does not exist.
+/// Lease is free, has expired more than `LEEWAY` seconds ago, or does not exist.
 pub async fn leader(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Leader> {
     let api = Api::<Lease>::namespaced(client.clone(), namespace);
     let lease = api.within(PATIENCE).call_get_opt(name).await?;
     Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
 }
 
-/// Reads from the ValidatingWebhookConfiguration which webhooks check objects at admission: those
-/// of the operator, or others, such as those of the Go controller.
+/// Content of the ValidatingWebhookConfiguration, as the API server has it now.
+/// [`WebhookContent::Other`] if the configuration does not exist.
 pub async fn admission(client: &Client) -> anyhow::Result<WebhookContent> {
     let api = Api::<ValidatingWebhookConfiguration>::all(client.clone());
     let found = api.within(PATIENCE).call_get_opt(CONFIGURATION).await?;
@@ -274,7 +276,8 @@ fn managed(chart: &DynamicObject) -> ManagedChart {
     }
 }
 
-/// Holder of a Lease at the time `now`, in seconds since the epoch. An expired Lease has no holder.
+/// Holder of a Lease at the time `now`, in seconds since the epoch. A Lease has no holder if it
+/// expired more than [`LEEWAY`] seconds before `now`.
 fn holder(lease: &Lease, now: i64) -> Leader {
     let seen = seen(lease);
     let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());

@@ -32,7 +32,7 @@ pub(super) struct GuestRemovals {
 
 impl GuestRemovals {
     /// Name of a VM that shows the removal of the guest cluster. If several VMs show the removal,
-    /// the result is the first name in the alphabet. `None`: no VM shows the removal.
+    /// the result is the first name in alphabetical order. `None`: no VM shows the removal.
     pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
         let key = (namespace.to_owned(), cluster.to_owned());
         self.by_cluster.get(&key)?.first().cloned()

@@ -36,8 +36,8 @@ impl Views {
     }
 
     /// Replaces the networks that `object` reserves. Enqueues the LoadBalancers that depend on an
-    /// added or removed network. If pools hold back such networks of `object`, also reports
-    /// [`ChangeEvent::Networks`].
+    /// added or removed network. If there is such a network, and pools hold back the networks of
+    /// `object`, also reports [`ChangeEvent::Networks`].
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = lock(&self.index.infrastructure).set(object, networks);
         if changed.is_empty() {

@@ -74,9 +74,8 @@ impl Views {
         *self.synced.borrow() & LEASING == LEASING
     }
 
-    /// Whether [`Self::leasing_synced`] is true, and the VMs were listed too. The VMs matter only
-    /// if they determine the network of this LoadBalancer. VMs count as listed if the cluster does
-    /// not serve them.
+    /// Whether [`Self::leasing_synced`] is true, and VMs were listed too if they determine the
+    /// network of this LoadBalancer. VMs count as listed if the cluster does not serve them.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
         let vms = || self.is_listed(ViewPart::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())

@@ -200,8 +200,8 @@ fn form(plugin: &BridgePlugin) -> NetworkForm {
     }
 }
 
-/// Bridge and VLAN of a network. `None`: the network uses no bridge of the node. No bridge has a
-/// name of more than [`LONGEST_WORD`] bytes.
+/// Bridge and VLAN of a network. `None`: the network uses no bridge of the node. No bridge has an
+/// empty name, or a name of more than [`LONGEST_WORD`] bytes.
 fn attachment(plugin: &BridgePlugin) -> Option<NetworkAttachment> {
     let BridgePlugin { type_, bridge, vlan, .. } = plugin;
     let is_bridge = type_ == "bridge" && (1..=LONGEST_WORD).contains(&bridge.len());

@@ -30,9 +30,10 @@ pub enum ChangeEvent {
     /// A pool was deleted.
     PoolGone(String),
     /// One of these changes:
-    /// * A network was created or deleted, or has moved to another segment.
-    /// * A list of networks is complete.
-    /// * There is a change of the addresses that no pool gives out.
+    /// * A network with a bridge was created or deleted.
+    /// * The bridge or the VLAN of a network has changed.
+    /// * A list of networks is complete, or the cluster does not serve the kind.
+    /// * The addresses that pools hold back have changed.
     Networks,
     /// The topology annotations of a VM may be outdated. The field is the VM's `namespace/name`.
     Moved(Box<str>),

@@ -1,9 +1,10 @@
 //! The view of IPPools: their names, generations and specs.
 //!
 //! Pools are watched by metadata only, so that a ledger of thousands of entries is not sent again
-//! for every claim. A pool's spec is read when the generation changes, and stored without the
-//! ledger. Where IPPool is served without a status subresource, each claim changes the generation.
-//! So after a read without a change of the spec, the next read of the pool waits for [`LATER`].
+//! for every claim. A pool's spec is read when its [`PoolGeneration`] changes, and stored without
+//! the ledger. Where IPPool is served without a status subresource, each claim changes the
+//! generation. So after a read without a change of the spec, the next read of the pool waits for
+//! [`LATER`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -174,7 +175,7 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<PoolMetadata>) -> b
 
 /// Reads the specs of changed pools, one after the other. Between two reads of the same pool, waits
 /// at least [`SOON`], or at least [`LATER`] if the first of the two failed or showed no changed
-/// facts.
+/// facts. Reads a pool that was deleted and created again without such a wait.
 async fn read(at: &InformerContext, changed: &Notify) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());

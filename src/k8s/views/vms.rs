@@ -57,8 +57,8 @@ pub(super) fn apply_vm(at: &InformerContext, event: ObjectEvent<VirtualMachineIn
                 views.enqueue_pool_lbs_asking_vms();
             }
         }
-        // The next refusal may show that the right is not missing: an API server that has just
-        // started may answer 403 first.
+        // This refusal does not show that the right is missing, so an earlier 403 no longer counts:
+        // an API server that has just started may answer 403 first.
         ObjectEvent::Refused(_) => views.index.vms_forbidden.store(false, Ordering::Relaxed),
         ObjectEvent::Unreadable(_) => {}
     }
@@ -75,8 +75,8 @@ pub(super) async fn watch_pods(at: InformerContext) {
 
 /// Applies an event of a pod that runs a VM to the view, and enqueues the LoadBalancers that select
 /// the VM. Enqueues none before [`Views::endpoints_synced`] is true, because no decision rests on
-/// pods until then. After these lists, the leader calls [`Views::notify_of_all`], which enqueues
-/// all vm LoadBalancers.
+/// pods until then. Once it is true, the leader calls [`Views::notify_of_all`], which enqueues all
+/// vm LoadBalancers.
 pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
     let set = |key: &str, pod| {
         let (namespace, name) = split_key(key);
@@ -149,9 +149,10 @@ impl Views {
         !is_known && facts::needs_vms_for_pool(lb)
     }
 
-    /// Enqueues every LoadBalancer that takes its address from pools and whose network its VMs
-    /// determine. Some of them wait for the list of VMs ([`Self::awaits_vms`]). The addresses of
-    /// the others are reserved on the network of their VMs.
+    /// Enqueues every LoadBalancer that takes its address from pools, if the VMs of its guest
+    /// cluster determine its network. Some of these LoadBalancers wait for the list of VMs
+    /// ([`Self::awaits_vms`]). Others have an address, which may be reserved on the network of the
+    /// VMs.
     pub(super) fn enqueue_pool_lbs_asking_vms(&self) {
         let asks =
             |lb: &LoadBalancer| facts::wants_pool(lb) && facts::asks_vms_for_network(lb).is_some();

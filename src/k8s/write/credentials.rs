@@ -132,9 +132,10 @@ impl ApiWriter {
         count_write(&self.metrics, "TokenRequest", token)
     }
 
-    /// Writes `value` under the key `at.key` of the Secret that `at` names. Creates the Secret if
-    /// `at.version` is empty. Fails with a conflict if the Secret's resourceVersion is not
-    /// `at.version`, or if the Secret exists although `at.version` is empty.
+    /// Writes `value` under the key `at.key` of the Secret that `at` names, and the hash of `value`
+    /// into the annotation [`ANNOTATION_HASH`]. Creates the Secret if `at.version` is empty. Fails
+    /// with a conflict if the Secret's resourceVersion is not `at.version`, or if the Secret exists
+    /// although `at.version` is empty.
     pub async fn write_target(
         &self,
         at: SecretKeyRef<'_>,

@@ -22,8 +22,8 @@ impl ApiWriter {
     }
 
     /// Replaces the Deployment `name` with `deployment`. Returns the stored Deployment. Fails with
-    /// a conflict if the stored resourceVersion differs from that of `deployment`. No other client
-    /// writes this Deployment, so no field of another client is lost.
+    /// a conflict if the stored resourceVersion differs from that of `deployment`. The operator
+    /// alone decides the content of this Deployment, so fields of other clients are not kept.
     pub async fn replace_deployment(
         &self,
         namespace: &str,

@@ -66,9 +66,10 @@ impl ApiWriter {
     }
 
     /// Adds claims to a pool, so that no leader allocates their addresses. Writes even when this
-    /// process does not lead. First sets the pool's annotation [`ANNOTATION_KEEP_ORPHANS`] to
-    /// `why`. Then changes the pool's status to `desired`, which has the additional claims. Each of
-    /// the two patches has the resourceVersion of the pool that the patch was computed from.
+    /// process does not lead. The first patch sets the pool's annotation
+    /// [`ANNOTATION_KEEP_ORPHANS`] to `why`, and has the resourceVersion of `stored`. The second
+    /// patch changes the pool's status to `desired`, which has the additional claims. The second
+    /// patch has the resourceVersion that the first patch returned.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
