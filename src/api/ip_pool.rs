@@ -224,13 +224,14 @@ pub struct IPPoolStatus {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated: BTreeMap<String, String>,
-    /// UIDs of the ledger: a map from each address to the UID of its LoadBalancer. Because of the
-    /// UID, a release never frees the claim of a later LoadBalancer with the same name.
+    /// UIDs of the ledger: a map from each address to the UID of its LoadBalancer. A LoadBalancer
+    /// whose UID is not known is left out. Because of the UID, a release never frees the claim of a
+    /// later LoadBalancer with the same name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated_owners: BTreeMap<String, String>,
-    /// Previous holders: a map from each address to `namespace/name` of the LoadBalancer that held
-    /// it last.
+    /// Previous holders of addresses that have no claim now: a map from the address to
+    /// `namespace/name` of the LoadBalancer that held it last.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated_history: BTreeMap<String, String>,

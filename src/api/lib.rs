@@ -156,9 +156,9 @@ pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-sub
 /// Annotation of a network that [`ANNOTATION_DHCP`] declares: whether an address stays in use when
 /// its lease expires because no server answers. `Keep`, or `Withdraw`, which is the default.
 pub const ANNOTATION_DHCP_ON_LEASE_LOSS: &str = "loadbalancer.harvesterhci.io/dhcp-on-lease-loss";
-/// Annotation of a network that [`ANNOTATION_DHCP`] declares, or of a LoadBalancer whose address
-/// the host leases: kind of the client identifier (option 61), which is `duid` (the default), `mac`
-/// or `none`. The annotation of the LoadBalancer has precedence.
+/// Annotation with the kind of the client identifier (option 61): `duid` (the default), `mac` or
+/// `none`. A network that [`ANNOTATION_DHCP`] declares may have the annotation, and so may a
+/// LoadBalancer whose address the host leases. The annotation of the LoadBalancer has precedence.
 pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-client-id";
 /// Annotation of a network that [`ANNOTATION_DHCP`] declares. With the value `true`, the agent asks
 /// servers to broadcast their answers.
@@ -179,8 +179,8 @@ pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
 /// Annotation that the operator writes on a network that [`ANNOTATION_DHCP`] declares: state of the
 /// network's agent, as JSON. The state names the pod that serves the network, and the time since
-/// which the pod serves it. The state gives a reason if no pod serves the network, or if the pod
-/// works with its former options because an annotation of the network is not valid.
+/// which the pod serves it. The state gives a reason in two cases: no pod serves the network, or
+/// the pod works with its former options because an annotation of the network is not valid.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked,

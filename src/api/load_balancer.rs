@@ -330,7 +330,8 @@ pub struct AllocatedAddress {
 pub struct EndpointCounts {
     /// Number of selected VMs that run and are not being deleted.
     pub total: i32,
-    /// Number of selected VMs that are ready for connections: they run, have an address, are not
-    /// being deleted, and pass the health check, if there is one.
+    /// Number of selected VMs that are ready for connections. Such a VM runs, is neither paused nor
+    /// being deleted, and has an address. The VM and its pod have the condition Ready. If there is
+    /// a health check, the VM counts as healthy.
     pub ready: i32,
 }

@@ -18,7 +18,9 @@ use std::time::Duration;
 use crate::object_fields::resource_version::number;
 
 /// Lease durations that a user may configure, in seconds. After a leader's death, another replica
-/// leads within the configured duration plus one [`RETRY`].
+/// leads within about the configured duration plus one [`RETRY`]. Exception: a replica writes an
+/// answer into the Lease just after the death. Such a write counts as a renewal, so the duration
+/// starts anew.
 pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
 /// Default lease duration, in seconds. It is the shortest allowed duration. A slow API server, or a
 /// machine that pauses, needs a longer duration.
@@ -72,14 +74,14 @@ impl ElectionPace {
         self.duration() * 4 / 15
     }
 
-    /// Time limit of one request that reads or writes the Lease: 1.2 s for a duration of 3 s. A
-    /// request that takes longer is given up and sent again.
+    /// Time limit of one round: the read of the Lease, and the write that may follow. 1.2 s for a
+    /// duration of 3 s. A round that takes longer is given up, and the next round starts.
     pub fn deadline(self) -> Duration {
         self.duration() * 2 / 5
     }
 
-    /// Time until which the holder may act as the leader. `sent`: time at which the holder sent the
-    /// last renewal that the API server accepted. The result is the lease duration after `sent`,
+    /// Time until which the holder may act as the leader. `sent`: start of the last round in which
+    /// the API server accepted the holder's renewal. The result is the lease duration after `sent`,
     /// less [`SAFETY_MARGIN`].
     pub fn trusted_until(self, sent: Duration) -> Duration {
         sent + self.duration().saturating_sub(SAFETY_MARGIN)

@@ -1,4 +1,4 @@
-//! Every decision of the operator, as plain functions of known facts.
+//! Decisions of the operator, as plain functions of known facts.
 //!
 //! Invariant: nothing here waits, reads a clock, draws a random number or does I/O. Time and
 //! outside facts are arguments. `Cargo.toml` beside this file names no client, no async runtime and
@@ -35,7 +35,8 @@ pub struct LbFacts {
     /// Creation time, in seconds since the epoch. Of the LoadBalancers that wait for an address,
     /// the oldest is served first.
     pub created: i64,
-    /// Requirement that a pool must meet to give the LoadBalancer an address.
+    /// Network, project, namespace and guest cluster of the LoadBalancer. The selector of a pool is
+    /// compared with these values.
     pub requirement: pools::selection::PoolRequirement,
     /// Segment of the network that the LoadBalancer names. If the LoadBalancer names none, this is
     /// the segment of its guest cluster's VMs. `None`: no network is known.
@@ -82,8 +83,9 @@ impl LbFacts {
         published.map(|claim| claim.ip)
     }
 
-    /// Whether the LoadBalancer's Service may still be announced at the address of `claim`, and the
-    /// LoadBalancer now has another address, that of the claim `current`.
+    /// Whether the LoadBalancer may still use the address of `claim`, although it now has the claim
+    /// `current`. `true`: the two claims have different addresses, and the Service may still be
+    /// announced at the address of `claim`.
     pub fn may_use(&self, claim: &Claim, current: &Claim) -> bool {
         claim.ip != current.ip && self.service.may_include(claim.ip)
     }

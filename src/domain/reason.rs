@@ -28,8 +28,8 @@ pub enum NoAddressReason {
         /// Address of the Service.
         ip: IpAddr,
     },
-    /// The ledger of a matching pool has no room for another claim, because the pool's object would
-    /// become larger than the API server stores.
+    /// The ledger of the named pool, or of a matching pool, has no room for another claim. The
+    /// pool's object would become larger than the API server stores.
     LedgerFull {
         /// Name of the pool.
         pool: String,
@@ -60,7 +60,7 @@ pub enum NoAddressReason {
         /// Name of the pool.
         pool: String,
     },
-    /// A matching pool gives out no addresses now.
+    /// The named pool, or a matching pool, gives out no addresses now.
     NotReady {
         /// Name of the pool.
         pool: String,
@@ -309,10 +309,10 @@ pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
 /// The address is announced, but VMs that fail their health check still get traffic. Their failures
 /// do not count, because most VMs failed at once, so the prober may be at fault.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
-/// An address is claimed for the LoadBalancer, but no announcer announces it yet.
+/// No announcer announces the LoadBalancer's address yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
 /// The Service has `externalTrafficPolicy: Local`, and no VM on the node of kube-vip's leader can
-/// serve. kube-vip then does not announce the address.
+/// serve. So kube-vip does not announce the address.
 pub const NO_LOCAL_BACKEND: &str = "NoLocalBackend";
 /// The address leads to VMs. But on the Service's ports, clients outside the Service's
 /// `loadBalancerSourceRanges` reach processes of the node that announces the address.
@@ -346,7 +346,8 @@ pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool is invalid.
 pub const INVALID_RANGE: &str = "InvalidRange";
-/// Some of the pool's addresses are also in the ranges of an older pool on the same segment.
+/// Some of the pool's addresses are also in the ranges of an older pool. The two pools are on the
+/// same segment, or one of them is global.
 pub const RANGE_CONFLICT: &str = "RangeConflict";
 /// The pool is global, and the cluster has an older global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";

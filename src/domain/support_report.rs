@@ -102,9 +102,11 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     all.into_iter().take(MOST).map(entry).collect()
 }
 
-/// Facts about TokenRotations: their number for each status and reason of the condition `Ready`,
-/// the credentials that expire first, and the TokenRotations whose condition `Ready` is missing or
-/// not `True`. A TokenRotation without this condition counts as `Unknown New`.
+/// Facts about TokenRotations:
+/// * the number of TokenRotations for each status and reason of the condition `Ready`. A
+///   TokenRotation without this condition counts as `Unknown New`;
+/// * the credentials that expire first, at most 50;
+/// * the TokenRotations whose condition `Ready` is missing or not `True`, at most 200.
 pub fn credentials(rotations: &[TokenRotation]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     // Times are keys as texts: RFC 3339 times in UTC sort like their texts.

@@ -3,8 +3,8 @@
 //! Invariants:
 //! * a refusal names the field, the fault and the remedy;
 //! * a refused request changes nothing;
-//! * an object that does not fit its type never causes a panic, and is left for the schema to
-//!   refuse.
+//! * an object that does not fit its type never causes a panic. If no rule here refuses the object,
+//!   the schema refuses it.
 
 pub mod certificates;
 pub mod load_balancer;
@@ -41,8 +41,9 @@ pub struct AdmissionRequest<'a> {
     /// this operator holds the Lease, the value is also `true` for a request of Harvester's Go
     /// controller.
     pub by_operator: bool,
-    /// Whether the client sent the request in v1alpha1. `object` and `old` are in v1beta1: the API
-    /// server has converted both. So both lack the fields that did not fit into v1alpha1.
+    /// Whether the client sent the request in v1alpha1. If so, the API server has converted
+    /// `object` and `old` from v1alpha1 to v1beta1. Both lack the fields that did not fit into
+    /// v1alpha1.
     pub in_v1alpha1: bool,
     /// The object as it would be stored. `None`: the request is a deletion.
     pub object: Option<&'a Value>,

@@ -5,9 +5,10 @@
 //! to carry. `unset` names fields that were not set before the conversion, and that the conversion
 //! back would set.
 //!
-//! Any other text in the annotation is from another program, and so is a text with more values than
-//! any object has. The conversion ignores that text and leaves it in place. If the conversion must
-//! write the annotation itself, it puts the other program's text into `kept`.
+//! Any other text in the annotation counts as another program's text. So does a text with more
+//! values or maps than any object has. The conversion ignores such a text and leaves it in place.
+//! If the conversion must write the annotation itself, it puts the other program's text into
+//! `kept`.
 //!
 //! All annotations of an object together may have 256 KiB. If one object exceeded this limit, the
 //! API server would refuse a whole list. Fields that do not fit are therefore left out and named in
@@ -20,8 +21,9 @@
 //! annotation then keeps only the names of the lost fields of the spec, and admission refuses the
 //! object.
 //!
-//! Every function here takes time in proportion to the length of the annotation's text, because a
-//! tenant can write the text, and every caller can reach the conversion path.
+//! The time of the functions here grows about in proportion to the size of the object and its
+//! annotations. Reason: a tenant can write the annotation's text, and every caller can reach the
+//! conversion path.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -120,8 +122,9 @@ impl CarriedFields {
         if *self == Self::default() { None } else { serde_json::to_string(self).ok() }
     }
 
-    /// Text of the annotation, at most `room` bytes long. Fields that do not fit are left out.
-    /// `None`: there is nothing to carry, or not even the names of the left-out fields fit.
+    /// Text of the annotation, at most `room` bytes long. Fields that do not fit are left out. If
+    /// the text is too long even without any field, `kept` is left out too. `None`: there is
+    /// nothing to carry, or not even the names of the left-out fields fit.
     fn text_within(mut self, room: usize) -> Option<String> {
         let text = self.text()?;
         if text.len() <= room {

@@ -1,11 +1,11 @@
-//! Conversion of `LoadBalancer` from one version to the other, without loss.
+//! Conversion of `LoadBalancer` from one version to the other.
 //!
 //! Invariants:
 //!
 //! * The conversion refuses no object that the API server can send, because one refused object
 //!   would make its whole list fail.
 //! * Conversion to the other version and back returns the same object, whichever version comes
-//!   first.
+//!   first. Exception: a field that does not fit into the annotation is lost (see [`annotations`]).
 //! * In metadata, only the annotations described below are changed.
 //!
 //! Fields that one version has and the other lacks are carried in an annotation (see

@@ -2,7 +2,7 @@
 //! CRD is its `spec.versions`.
 //!
 //! Invariant: a patch that replaces a form of Harvester records this form on the same CRD. A
-//! replaced form of the operator is not recorded.
+//! replaced form of the operator is recorded only if the CRD has no record yet.
 
 use serde_json::{Value, json};
 

@@ -6,10 +6,10 @@
 //!   the API server trust that certificate's authority. The exception is a replica without a valid
 //!   and trusted certificate: it serves the stored certificate at once.
 //! * The next authority signs only after every configuration has trusted it for a while.
-//! * An authority stays trusted until it has expired, if it has signed a certificate.
+//! * An authority that has signed a certificate stays trusted until it has expired. The Secret
+//!   keeps at most 8 previous authorities.
 //!
-//! So the API server accepts every certificate that a replica may still serve, however late the
-//! replica learns of a change.
+//! So the API server still accepts the certificate of a replica that learns of a change late.
 //!
 //! Times are offsets from the Unix epoch. The caller makes the keys and carries out the steps.
 
@@ -24,8 +24,8 @@ pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
 /// Time by which a certificate is backdated: its validity starts 730 days before its creation. The
 /// time is long, because the clock of an API server or a replica may be wrong by a year.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
-/// Divisor of the lifetime of an authority or a serving certificate: its replacement is due when a
-/// third of the lifetime is left.
+/// Divisor for a lifetime. An authority or a serving certificate is due for replacement when a
+/// third of its lifetime is left.
 const DUE_PART: u32 = 3;
 /// Shortest time that API servers get to learn of a new authority. The time begins when this
 /// replica has observed that every webhook configuration trusts the authority.
@@ -85,8 +85,9 @@ pub struct CertificateSecret {
 pub struct StepInput<'a> {
     /// Present time, as the time since the Unix epoch.
     pub now: Duration,
-    /// Head start: this replica replaces a certificate this long before the replacement is due. The
-    /// head start is random, so that not all replicas replace the certificate at once.
+    /// Head start: this replica replaces a serving certificate, or makes the next authority, this
+    /// long before the replacement is due. The head start is random, so that not all replicas act
+    /// at once.
     pub early: Duration,
     /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
@@ -97,7 +98,7 @@ pub struct StepInput<'a> {
 }
 
 /// The next action on admission's Secret. Each action except `Wait` is one write. The write fails
-/// if another replica wrote the Secret first. Actions are taken one at a time.
+/// if another replica wrote the Secret first. A replica takes one action at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateStep {
     /// Write the whole content of the Secret, because the Secret holds no usable authority. The
@@ -115,7 +116,8 @@ pub enum CertificateStep {
     Switch,
     /// Remove previous authorities that have expired.
     Forget,
-    /// Do nothing before this time, which counts from the Unix epoch.
+    /// Write nothing before this time, unless the Secret or a webhook configuration changes. The
+    /// time counts from the Unix epoch.
     Wait(Duration),
 }
 

@@ -1,6 +1,7 @@
-//! Fields that admission fills in, so that a stored object shows the values that pool selectors
-//! match, all settings of its health check, and the claim that it had before it was restored from a
-//! backup.
+//! Fields that admission fills in. So a stored object shows:
+//! * the values that the selectors of pools match;
+//! * all settings of its health check, if the check has a port;
+//! * the claim that it had before it was restored from a backup.
 
 use serde_json::{Map, Value, json};
 
@@ -66,8 +67,9 @@ pub(super) fn annotations(
     }
 }
 
-/// Copies the claim in the status of a new object to an annotation, by which the object requests
-/// the same address again. A new object has such a status if it was restored from a backup.
+/// Copies the claim in the status of a new object to the annotation [`ANNOTATION_ALLOCATED`],
+/// unless this annotation is set. By the annotation, the object requests the same address again. A
+/// new object has such a status if it was restored from a backup.
 pub(super) fn former(object: &mut Value, request: &AdmissionRequest<'_>) {
     let published = read(request, object).as_ref().and_then(facts::published);
     let Some(claim) = published else { return };

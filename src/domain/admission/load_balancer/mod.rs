@@ -54,7 +54,7 @@ pub struct CandidatePool {
     /// Reason why the pool gives out no addresses: it is being deleted, or a range is invalid.
     /// `None`: neither is the case. Conflicts with other pools are not looked up.
     pub idle: Option<String>,
-    /// Whether every address of the pool is in use.
+    /// Whether LoadBalancers publish as many addresses of the pool as the pool has.
     pub full: bool,
     /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: the addresses
     /// fit.
@@ -77,8 +77,8 @@ pub enum NamedPool {
 /// the default, no rule refuses a request because of another object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbRuleFacts {
-    /// Project and network of the LoadBalancer, from objects that the requesting user does not
-    /// write.
+    /// Project of the LoadBalancer's namespace, network of its guest cluster's VMs, and addresses
+    /// of its Service. These facts come from other objects, not from the request.
     pub around: LbSurroundings,
     /// Reason why the LoadBalancer would get no address: its guest cluster is being removed.
     /// `None`: no removal is known.
@@ -160,11 +160,12 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
 }
 
 /// Refuses a write that loses fields of the spec in v1alpha1. Also refuses annotations that leave
-/// no room for the names of lost fields, because a loss without the names would not be noticed. A
-/// request in v1beta1 is admitted if it leaves the losses of the stored object as they are, and
-/// does not enlarge the annotations. A request in v1alpha1 has no such exception: the API server
-/// has converted the old object too, so the old object may have lost the same fields only in this
-/// conversion.
+/// no room for the names of lost fields, because a loss without the names would not be noticed.
+///
+/// A request in v1beta1 is admitted if it does not change the losses of the stored object, and does
+/// not enlarge the annotations. A request in v1alpha1 has no such exception. Reason: the API server
+/// has converted the old object too. So the losses in the old object may come from this conversion
+/// alone.
 fn check_losses(object: &Value, request: &AdmissionRequest<'_>, answer: &mut AdmissionAnswer) {
     let lost = |object: &Value| annotations::lost(object, ANNOTATION_V1BETA1_FIELDS);
     let (mut fields, old_fields) = (lost(object), request.old.map(lost).unwrap_or_default());

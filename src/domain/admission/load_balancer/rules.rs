@@ -213,11 +213,12 @@ fn pool(
     }
 }
 
-/// Reason to refuse the LoadBalancer's new network: it does not fit the pool of the present
-/// address. The operator reserves the address on the LoadBalancer's network too. On that network, a
-/// pool of another tenant would have to hold the address back. `None`: the network does not change,
-/// the networks fit, the pool names no network or is not known, or the LoadBalancer moves to a pool
-/// of its new network.
+/// Reason to refuse the LoadBalancer's new network: the new network does not fit the pool of the
+/// present address. The operator reserves the address on the new network too. If that network has a
+/// pool of another tenant, this pool would have to hold the address back. `None` in these cases:
+/// * the network does not change, or the new network fits the pool;
+/// * the pool names no network, or is not known;
+/// * the LoadBalancer names another pool, which fits the new network and can give an address.
 fn elsewhere(known: &LbRuleFacts) -> Option<&NoAddressReason> {
     let NamedPool::There(CandidatePool { selector, mismatch, .. }) = &known.claimed else {
         return None;

@@ -18,9 +18,16 @@ use api::{DHCP_ADDRESS, READY};
 /// status.
 const MOST_REPORTED: usize = 4;
 
-/// Restores fields of the status that the client did not send. A client whose types lack a field
-/// omits the field, and does not want to remove it. Also restores `address`, with a warning, if a
-/// guest has sent an address that the guest must not publish.
+/// Restores the fields of the status that the client omitted or sent blank. Reason: a client whose
+/// types lack a field omits the field, and does not want to remove it. If the client sent
+/// conditions, only the condition Ready is restored.
+///
+/// In a guest's LoadBalancer, `address` is restored only in these cases:
+/// * the client omitted the whole status, or sent it blank: `address` gets the stored value;
+/// * the client emptied only `address`, and an address is claimed: `address` gets the claimed
+///   address;
+/// * the guest sent an address that it must not publish: `address` gets the stored value, and the
+///   answer gets a warning.
 pub(super) fn restore_fields(
     new: &mut Value,
     old: &Value,
@@ -66,7 +73,8 @@ fn put_back(new: &mut Value, old: &Value, guest: bool) {
 
 /// Puts the claimed address into `address` if a guest has emptied this field. Reason: the guest's
 /// cloud provider treats a LoadBalancer with an empty address as one that does not exist. The
-/// reconciler would write the same address, but only later.
+/// reconciler would write the same address, but only later. If the guest leases its address by
+/// DHCP, `0.0.0.0` is written in place of a claimed address.
 fn address_back(new: &mut Value, old: &Value) {
     let claim = old.pointer("/status/allocatedAddress/ip").and_then(Value::as_str);
     let Some(claim) = claim.filter(|ip| !ip.is_empty() && address(old).is_some()) else { return };

@@ -2,13 +2,15 @@
 //!
 //! Invariants:
 //! * admission judges a conflict in the same way as the ledger task ([`conflict`]), or more
-//!   strictly, so that an admitted pool never makes another pool stop giving out addresses;
+//!   strictly. So an admitted request does not make another pool stop giving out addresses.
+//!   Exception: two requests at the same time may both be admitted, although their pools conflict;
 //! * only changes are judged, so that an object that was stored before a rule existed can still be
 //!   labelled, annotated, finalized and corrected;
 //! * no rule about the spec refuses a request of the operator, or a request that completes a
 //!   deletion;
 //! * an orphan (a claim whose LoadBalancer no longer exists) is no reason for a refusal;
-//! * an address that the host leased by DHCP is in no ledger, so no range may newly include it.
+//! * an address that the host leased by DHCP is in no ledger. So no range of a pool on the same
+//!   segment may newly include it.
 
 mod cluster_networks;
 mod leased_addresses;
@@ -92,7 +94,7 @@ pub struct PoolRuleFacts {
     /// Whether the network of the pool in the request exists. `None`: not known.
     pub has_network: Option<bool>,
     /// Claims in [`PoolQuestion::at_stake`] whose LoadBalancer is known to exist. The list may be
-    /// incomplete: the API server is asked only if the view has none of these LoadBalancers, and
+    /// incomplete. The API server is asked only if the view has none of these LoadBalancers, and
     /// only about a limited number of them.
     pub holders: Vec<ClaimHolder>,
     /// Whether the LoadBalancer of a manual release exists. `None`: not known, or
@@ -130,8 +132,8 @@ pub fn answer_or_ask(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
         return pass();
     }
     let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
-    // The schema refuses a new spec that does not fit its type. A stored spec that does not fit its
-    // type is not checked here.
+    // The schema refuses a new spec that does not fit its type. A pool whose stored spec does not
+    // fit its type may be deleted.
     let (Some(spec), before) = (spec(object), old.and_then(spec)) else { return pass() };
     let scopes = |spec: &IPPoolSpec| {
         spec.selector.as_ref().and_then(|selector| selector.scope.as_ref()).map_or(0, Vec::len)
@@ -299,7 +301,8 @@ fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeErro
 }
 
 /// Whether `conflict` is new, or covers more addresses than before. `before`: conflicts of the
-/// stored pool.
+/// stored pool. A conflict is new if `before` has no conflict with the same pool and of the same
+/// kind.
 fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     !before.iter().any(|old| {
         old.with == conflict.with
@@ -313,9 +316,10 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     })
 }
 
-/// Refuses a change of the status. Must not be called for a request of the operator. `None`: the
-/// request does not change the status. If the status is a subresource, an update of the object
-/// itself never changes the status, because the API server puts the stored status into the update.
+/// Refuses an update that changes the status. Must not be called for a request of the operator.
+/// `None`: the request is not an update, or does not change the status. If the status is a
+/// subresource, an update of the object itself never changes the status. Reason: the API server
+/// puts the stored status into the update.
 fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)

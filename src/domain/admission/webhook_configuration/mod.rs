@@ -93,8 +93,9 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Returns the desired content of the object `part`. `stored`: the object as it is stored now.
-    /// `None`: the CRD must not be changed, because it needs no conversion or is not stored.
+    /// Returns the desired content of the object `part`. `stored`: the object as it is stored now;
+    /// `None` if it is not stored. The result is `None` if the CRD must not be changed, because it
+    /// needs no conversion or is not stored.
     pub fn wanted(&self, part: WebhookObject, stored: Option<&Value>) -> Option<Value> {
         match part {
             WebhookObject::Validating => Some(self.configuration(&self.validating())),

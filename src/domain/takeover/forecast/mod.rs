@@ -29,14 +29,15 @@ pub struct StoredObjects {
     pub load_balancers: Vec<LoadBalancer>,
     /// Facts of each LoadBalancer that asks for an address from a pool.
     pub facts: Vec<LbFacts>,
-    /// Addresses and networks that no pool gives out, because the cluster itself uses them.
+    /// Addresses and networks that the cluster itself uses. Pools do not give them out. Exception:
+    /// pools on tagged VLANs give out addresses of the networks of pods and Services.
     pub held_back: HeldBack,
     /// Objects that cannot be parsed into their type: kind and name of each, and the reason.
     pub unreadable: Vec<(String, String)>,
 }
 
-/// Effect that the operator's start has on a faulty object, or on an object for which the operator
-/// has a stricter rule than Harvester's Go controller.
+/// Effect of the operator's start on an object. The object has a fault, or the operator has a
+/// stricter rule for it than Harvester's Go controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     /// The address of a LoadBalancer changes or is lost.
@@ -74,8 +75,7 @@ pub struct Forecast {
     pub keep: usize,
     /// Number of LoadBalancers that have no address and get one that meets their request.
     pub gain: usize,
-    /// Number of LoadBalancers whose address the host or the guest leases, so that they need no
-    /// pool.
+    /// Number of LoadBalancers whose address is leased by DHCP. They need no pool.
     pub leased: usize,
     /// All findings, sorted by effect and object.
     pub findings: Vec<ForecastFinding>,

@@ -5,8 +5,8 @@
 //! * The CRDs are protected from Helm before any step by which Helm could delete them.
 //! * Before the Go controller is stopped, Fleet is kept from starting it again.
 //! * Before the Go webhook ends, the operator has registered its own admission webhook.
-//! * The operator's form of the CRDs is put in place after the Go controller has ended, because
-//!   with this form the API server would drop the status that the Go controller writes.
+//! * The operator's form of the CRDs is put in place after the Go controller has ended. With this
+//!   form, the API server would drop the status that the Go controller writes.
 //! * Finalizers are removed last, because the Go controller adds them again for as long as it runs.
 //!
 //! Going back:
@@ -103,10 +103,10 @@ impl ManagedChart {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
-    /// Merge patch for the values of the sub-chart, which puts back the recorded values. A value
-    /// that [`Self::stopped`] sets and that was not recorded becomes null, which removes it. The
-    /// whole patch is null, which removes all values, if the sub-chart had no values before, or if
-    /// nothing was recorded.
+    /// Merge patch for the values of the sub-chart, which puts back the recorded values. If the
+    /// sub-chart had no values before, or if nothing was recorded, the whole patch is null, which
+    /// removes all values. In other cases, a value that [`Self::stopped`] sets and that was not
+    /// recorded becomes null, which removes it.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -142,12 +142,13 @@ pub struct Crd {
 /// Form of a CRD with which the Go controller can work: the stored form, a recorded form, or none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayBack {
-    /// No stored version has the status subresource, so the Go controller can work with the CRD.
+    /// No former form is recorded, and no version in the stored CRD has the status subresource. So
+    /// the Go controller can work with the stored form.
     #[default]
     Open,
     /// The annotation [`super::crds::ANNOTATION_FORM`] records the form from before the take-over.
     Recorded,
-    /// A stored version has the status subresource, and no former form is recorded.
+    /// No former form is recorded, and a version in the stored CRD has the status subresource.
     Closed,
 }
 
@@ -211,7 +212,8 @@ pub enum TakeoverStep {
     AwaitLease,
     /// Wait until the operator does not hold the Lease.
     AwaitLeaseFree,
-    /// Replace Harvester's form of this CRD by the operator's form, and record Harvester's form.
+    /// Put the operator's form into the CRD of this name. If this replaces Harvester's form, record
+    /// Harvester's form.
     AdoptCrd(String),
     /// Put back the recorded versions of the CRD of this name, with schemas and subresources.
     RestoreCrd(String),
@@ -247,8 +249,8 @@ impl TakeoverStep {
 pub enum Direction {
     /// The operator takes over from the Go controller.
     TakeOver {
-        /// Whether the operator's CRDs replace Harvester's CRDs. A CRD with a recorded former form
-        /// is replaced even if `crds` is false.
+        /// Whether the operator's form is put into both CRDs. `false`: only into a CRD with a
+        /// recorded former form.
         crds: bool,
     },
     /// The Go controller takes over from the operator.
@@ -334,8 +336,8 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
-    // `OpenAdmission` comes before the wait for the end of the operator's pods, so that writes of
-    // guests do not fail when no replica answers any more.
+    // `OpenAdmission` comes before the wait for the end of the operator's pods. So writes of guests
+    // do not fail when no replica answers any more.
     if state.admission == WebhookContent::Operator {
         return Ok(Some(TakeoverStep::OpenAdmission));
     }

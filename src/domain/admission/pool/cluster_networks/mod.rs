@@ -1,5 +1,5 @@
-//! Refusal of ranges that lie completely in networks of pods or Services, because a pool gives out
-//! no address of such a network.
+//! Refusal of ranges that lie completely in networks of pods or Services. A pool gives out no
+//! address of such a network, unless the pool is on a tagged VLAN.
 
 use ipnet::IpNet;
 
@@ -8,7 +8,8 @@ use super::{PoolQuestion, PoolRuleFacts};
 use crate::pools::ranges::AddressBlock;
 
 /// Refuses each new range that lies completely in networks of pods or Services. Networks that are
-/// not held back on the pool's segment do not count.
+/// not held back on the pool's segment do not count. A range is new if the ranges of the stored
+/// pool do not include its first address.
 pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = question.pool.ranges.as_ref().filter(|_| question.ranges_changed) else {
         return;

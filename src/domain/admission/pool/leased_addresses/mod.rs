@@ -24,7 +24,9 @@ pub struct Leased {
 }
 
 /// Refuses the request if a range newly includes an address that the host cluster leased by DHCP on
-/// the pool's segment. For a global pool, the leases of all segments count.
+/// the pool's segment. For a global pool, the leases of all segments count. If the request changes
+/// the pool's network, or whether the pool is global, each included address counts as newly
+/// included.
 pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = &question.pool.ranges else { return };
     let is_global = question.pool.selector.is_global();

@@ -81,9 +81,9 @@ fn serves_all(pool: &Value) -> bool {
     matches!(scope, Some([one]) if SCOPE.iter().all(|field| one[field] == "*"))
 }
 
-/// Warns of a label or annotation that was set to make the pool global, because only the scope
-/// makes a pool global. For example, a user exports the manifest of a global pool and narrows its
-/// scope. The manifest then still has the label.
+/// Warns if the client has newly set the label or annotation `global-ip-pool` to `true`, but the
+/// pool is not global. Only the scope makes a pool global. For example, a user exports the manifest
+/// of a global pool, and narrows the scope for a new pool. The manifest still has the label.
 fn warn_of_flag(request: &AdmissionRequest<'_>, object: &Value, answer: &mut AdmissionAnswer) {
     for place in ["labels", "annotations"] {
         let flag = |of: &Value| text(of, &["metadata", place, LABEL_GLOBAL_POOL]);

@@ -88,8 +88,8 @@ fn of_addresses(ranges: &PoolRanges, known: &PoolRuleFacts, warnings: &mut Vec<S
     for (network, what) in ranges.held_back(&known.infrastructure).iter().take(FEW) {
         let is_one = network.prefix_len() == network.max_prefix_len();
         warnings.push(if !what.is_held_back_on(&known.segment) {
-            // A VM load balancer cannot use addresses of this network. The nodes would announce
-            // such an address, and use the same address for their pods or Services.
+            // A VM load balancer cannot use addresses of this network: the nodes would announce an
+            // address that they also use for their pods or Services.
             format!("usable by guest clusters only: {network} is {what}")
         } else if is_one {
             format!("{} is held back: it is {what}", network.addr())
