@@ -1,13 +1,22 @@
 //! Operator for guest clusters and VMs of Harvester, in the host cluster: addresses, load balancers
 //! and credentials.
 //!
-//! Modules, in the order in which data flows: [`api`] has the Kubernetes types, [`domain`] decides,
-//! [`metrics`] counts, [`k8s`] calls the API server, [`prober`] calls the backends, [`rancher`]
-//! calls a Rancher, `controllers` connect these modules, [`http`] answers requests for metrics, the
-//! kubelet's probes, and requests for admission and conversion, `agent` leases addresses by DHCP,
-//! and [`cli`] starts all of them. `tls` has the TLS settings of [`prober`] and [`rancher`].
-//! `turns` has the fair queues of [`http`] and `controllers`. `locks` locks values that several
-//! tasks share.
+//! Modules, in the order in which data flows:
+//!
+//! * [`api`] has the Kubernetes types.
+//! * [`domain`] decides.
+//! * [`metrics`] counts.
+//! * [`k8s`] calls the API server.
+//! * [`prober`] calls the backends.
+//! * [`rancher`] calls a Rancher.
+//! * `controllers` connect these modules.
+//! * [`http`] answers Prometheus, the probes of the kubelet, and the API server's requests for
+//!   admission and conversion.
+//! * `agent` leases addresses by DHCP.
+//! * [`cli`] starts all of them.
+//! * `tls` has the TLS settings of [`prober`] and [`rancher`].
+//! * `turns` has the fair queues of [`http`] and `controllers`.
+//! * `locks` locks values that several tasks share.
 //!
 //! Tests, benchmarks or fuzz targets use the public modules. No other crate uses the private ones,
 //! so the compiler warns of dead code in them.

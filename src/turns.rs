@@ -2,8 +2,8 @@
 //! namespaces. Each piece of work takes a place, or waits for one.
 //!
 //! Invariants: sources take turns, so a source that waits for many places delays another source by
-//! only one piece of work. A place is taken until its guard is dropped, whichever task holds the
-//! guard.
+//! at most one piece of work in each place. A place is taken until its guard is dropped, whichever
+//! task holds the guard.
 //!
 //! tokio's `Semaphore` serves callers in the order of their arrival, so one source with many
 //! callers would delay all others.

@@ -214,8 +214,8 @@ fn endpoint(
 }
 
 /// Empties the operator's webhook configurations. If the configurations stayed as they are, the API
-/// server would call a listener that does not run. The API server would then refuse each write of a
-/// LoadBalancer or an IPPool.
+/// server would call a listener that does not run. The API server would then refuse most writes of
+/// LoadBalancers and IPPools by other clients.
 async fn unregister(webhook_objects: &WebhookObjects) {
     for part in [WebhookObject::Mutating, WebhookObject::Validating] {
         let removed = match webhook_objects.read(part).await {

@@ -1,7 +1,9 @@
-//! The `controller` process: it always runs views and the HTTP endpoints for metrics and health,
-//! and, unless admission is off, admission. It runs controllers, and with them scheduled probes,
-//! only while it leads. While it does not lead, it answers the leader's questions about VMs, and
-//! reports another controller that holds the Lease.
+//! The `controller` process, and the parts that it runs:
+//!
+//! * always: views, the HTTP endpoints for metrics and health, and admission unless it is off;
+//! * only while it leads: controllers, and with them scheduled probes;
+//! * only while it does not lead: answers to the leader's questions about VMs, and reports about
+//!   another controller that holds the Lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +27,8 @@ use crate::k8s::views::Views;
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Runs the operator until SIGTERM or SIGINT. Returns an error at the end of any task that must run
-/// as long as the process.
+/// Runs the operator until SIGTERM or SIGINT. Returns an error if a task ends that must run as long
+/// as the process.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let lease = args.reach.lease()?;
     let pace = ElectionPace::beside_go(args.lease_duration);

@@ -92,8 +92,8 @@ enum LeaseLossOption {
     Keep,
 }
 
-/// Runs the agent until SIGTERM or SIGINT. Returns an error at the end of any task that must run
-/// as long as the process.
+/// Runs the agent until SIGTERM or SIGINT. Returns an error if a task ends that must run as long as
+/// the process.
 pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     agent::drop_privileges()?;
     ensure!(

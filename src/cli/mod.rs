@@ -25,8 +25,9 @@ pub use self::lease_agent::LeaseAgent;
 use self::logs::LogOptions;
 use crate::domain::leader_election::{DEFAULT_LEASE_SECONDS, LEASE_SECONDS};
 
-/// Longest time in which a command establishes a connection to the API server, by TCP and TLS. A
-/// call without a deadline waits this long for an API server that is silent in the TLS handshake.
+/// Longest time in which `preview` or `takeover` establishes a connection to the API server, by TCP
+/// and TLS. A call without a deadline waits this long for an API server that is silent in the TLS
+/// handshake.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Load-balancer addresses for guests of Harvester.

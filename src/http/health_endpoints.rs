@@ -1,9 +1,9 @@
 //! Endpoints of a process: `/metrics`, `/healthz`, `/readyz`, in plain HTTP.
 //!
 //! `/healthz` fails when a restart would help. `/readyz` fails while this process could not take
-//! over from a leader that stops. On the operator, it also fails while admission cannot answer, and
-//! while the process shuts down. The port is open to all, so metrics are gathered at most a few
-//! times a second. If requests are more frequent, they get the last result again.
+//! over from a leader that stops. The operator's `/readyz` also fails while admission cannot
+//! answer, and while the process shuts down. The port is open to all, so the rate at which metrics
+//! are gathered is limited. Requests beyond this rate get the last result again.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

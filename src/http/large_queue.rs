@@ -1,9 +1,11 @@
 //! Queue of large requests: which one is read and processed, and which answer is being sent.
 //!
 //! Invariants:
-//! * one request at a time has the turn. It keeps the turn until its answer has the place of the
-//!   answer that is being sent. So a queue holds at most one request and two answers in memory;
-//! * a small answer takes no place, because its connection has memory for one small request;
+//! * one request at a time has the turn to be read and processed, and one answer at a time has the
+//!   place to be sent. A request keeps its turn until its answer has the place. So a queue holds at
+//!   most one request and two answers in memory;
+//! * a small answer takes no place, because its connection has memory for one small request or
+//!   answer;
 //! * while another answer waits for the place, the answer in the place has a limited time. After
 //!   this time, its connection is cut. So a caller that does not read its answer delays the next
 //!   caller no longer than a caller that does not send its body.
@@ -74,7 +76,7 @@ impl LargeQueue {
     /// hold the place until they are dropped. Must be called with the turn of the request.
     pub(super) async fn start_answer(&self, answer: Vec<u8>, caller: &Caller) -> Bytes {
         if answer.len() <= SMALL {
-            // The memory of the answer may be larger than its text.
+            // The text is copied, because the memory of `answer` may be larger than its text.
             return Bytes::copy_from_slice(&answer);
         }
         let last = lock(&self.last).clone();

@@ -3,8 +3,8 @@
 //! Invariants:
 //! * until a request has its turn, it holds at most [`SMALL`] bytes of its body, and one piece that
 //!   was in its connection's buffer;
-//! * a turn begins when more than [`SMALL`] bytes of the body have arrived, so a caller who sends
-//!   nothing has no turn.
+//! * a turn begins only after more than [`SMALL`] bytes of the body have arrived, so a caller that
+//!   sends nothing has no turn.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use super::MetricMaker;
 metric_set! {
     /// Metrics of the webhooks that the API server calls, and of their certificates.
     pub struct AdmissionMetrics {
-        /// Requests that the API server sent to the webhooks, by call, kind of object and verdict.
+        /// Requests to the webhooks, by call, kind of object and verdict.
         pub requests: IntCounterVec = counters(
             "hgo_admission_requests_total",
             "Requests of the API server by call, kind and verdict",

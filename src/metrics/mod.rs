@@ -68,8 +68,9 @@ pub struct Metrics {
     /// Number of LoadBalancers, by status and reason of their condition Ready. Only the leader sets
     /// this gauge.
     pub load_balancers: IntGaugeVec,
-    /// Seconds until the address of a LoadBalancer is published, from the first observation of the
-    /// LoadBalancer, or from its creation if it is older than 2 s at that time.
+    /// Seconds from the first observation of a LoadBalancer until its status shows an address, or
+    /// says that the announcer leases the address. If the LoadBalancer is older than 2 s at the
+    /// first observation, the time counts from its creation.
     pub time_to_address: Histogram,
     /// Number of endpoints of vm load balancers, by state. Only the leader sets this gauge.
     pub endpoints: IntGaugeVec,
@@ -92,11 +93,13 @@ pub struct Metrics {
     pub unreadable: IntCounterVec,
     /// Calls to the API server, by method and status.
     pub api_requests: IntCounterVec,
-    /// Reconciles that failed and will be repeated, by controller and kind of error.
+    /// Failed reconciles that will be repeated, by controller and kind of error. Not counted,
+    /// although they are repeated: conflicts of TokenRotations, and writes for DHCP agents that met
+    /// a conflict or a missing object.
     pub reconcile_errors: IntCounterVec,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
-    /// Kubernetes Events that are not in the API server: they were dropped, or their write failed.
+    /// Kubernetes Events that were dropped, or whose write failed.
     pub events_dropped: IntCounter,
     /// Incoming connections that were closed because too many connections were open, by port.
     pub evicted: IntCounterVec,
@@ -122,7 +125,8 @@ pub struct PoolGauges {
     pub available: IntGaugeVec,
     /// Number of claims in the ledger of the pool.
     pub allocated: IntGaugeVec,
-    /// Number of LoadBalancers that wait because this pool is full. Other pools may be full too.
+    /// Number of LoadBalancers that wait because the pool is full. A LoadBalancer that waits for
+    /// several full pools counts for each of them.
     pub waiters: IntGaugeVec,
 }
 
@@ -302,7 +306,8 @@ impl Metrics {
     }
 
     /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`, because
-    /// its address is published now. A later publication for this LoadBalancer is not measured.
+    /// its address is published now, or is leased by its announcer. A later publication for this
+    /// LoadBalancer is not measured.
     pub fn addressed(&self, uid: &str) {
         let began = lock(&self.seen).remove(uid);
         if let Some(began) = began {

@@ -19,23 +19,24 @@ metric_set! {
             "Expiry of the first credential in a TokenRotation's target",
             &TARGET,
         );
-        /// 1 for a TokenRotation whose credential should have been replaced before now, or is only
-        /// watched and has expired or expires soon. 0 for every other TokenRotation.
+        /// 1 for a TokenRotation whose credential should have been replaced before now. Also 1 if
+        /// the credential is only watched, and has expired or expires soon. 0 for every other
+        /// TokenRotation.
         pub overdue: IntGaugeVec = gauges(
             "hgo_credential_overdue",
             "1 where a credential should have been replaced, or expires soon and is only watched",
             &TARGET,
         );
-        /// Expiry of each credential that is only watched, in seconds since the epoch. A
-        /// TokenRotation has at most 32 of these series, because its status lists at most 32
-        /// watched credentials.
+        /// Expiry of each watched credential that the status of a TokenRotation lists, in seconds
+        /// since the epoch. A status lists at most 32. The label `rotated` says whether another
+        /// TokenRotation replaces the credential.
         pub watched_expiries: IntGaugeVec = gauges(
             "hgo_credential_watched_expiration_timestamp_seconds",
             "Expiry of a credential that is only watched",
             &["namespace", "rotation", "credential", "rotated"],
         );
-        /// 1 for a watched credential that is not replaced, and has expired or expires soon. 0 for
-        /// any other watched credential that expires.
+        /// 1 for a watched credential that no TokenRotation replaces, and that has expired or
+        /// expires soon. 0 for any other watched credential that expires.
         pub watched_overdue: IntGaugeVec = gauges(
             "hgo_credential_watched_overdue",
             "1 where a watched credential expires soon and is not replaced",
@@ -47,8 +48,8 @@ metric_set! {
             "Expiry of the API key for a Rancher",
             &["namespace", "secret", "key"],
         );
-        /// 1 for an API key that has expired, or that expires soon and is not renewed, or that
-        /// Rancher rejects. 0 for any other API key that expires.
+        /// State of each API key that expires. 1: the key has expired, or Rancher rejects it, or it
+        /// expires soon and is not renewed. 0: none of these.
         pub key_overdue: IntGaugeVec = gauges(
             "hgo_credential_api_key_overdue",
             "1 where that API key expires soon and is not renewed, or has expired",

@@ -43,8 +43,9 @@ struct ProberShared {
     /// Wakes the scheduler from its sleep, when a target may be due before the end of this sleep.
     wake: Notify,
     metrics: Metrics,
-    /// Function that is called with the key of a LoadBalancer when a verdict on one of its targets
-    /// flips, or when a doubt about one of its targets begins, ends, or gets another explanation.
+    /// Function that is called with the key of a LoadBalancer. Reason of the call: a verdict on one
+    /// of its targets has flipped, or a doubt about one of its targets begins, ends, or gets
+    /// another explanation.
     flipped: Box<dyn Fn(&str) + Send + Sync>,
     /// Number of targets that count as healthy only because their failures are doubted.
     held: watch::Sender<usize>,
@@ -136,8 +137,8 @@ impl Prober {
         }
     }
 
-    /// Verdicts on all targets of a LoadBalancer: a map from each target's id to whether the target
-    /// is healthy.
+    /// Verdicts on all targets of a LoadBalancer, by the id of the target. `true`: the target
+    /// counts as healthy.
     pub fn verdicts(&self, lb: &str) -> HashMap<String, bool> {
         self.0.lock().schedule.verdicts(lb)
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! * the only request is a GET without credentials;
-//! * at most [`LONGEST_HEAD`] bytes of the answer are read, and only its status is used;
+//! * at most [`LONGEST_HEAD`] bytes of the answer are in memory, and only its status is used;
 //! * a redirect counts like any other status;
 //! * the timeout covers the whole probe;
 //! * connections are closed with a reset. At thousands of connections a second, none of them may
@@ -39,14 +39,14 @@ const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION
 pub(super) enum ProbeOutcome {
     /// The connection was made and, if the probe sends a GET, the answer has an expected status.
     Success,
-    /// No process listens on the port.
+    /// No process listens on the port, or a firewall rejects the connection with a reset.
     Refused,
     /// No host has the address, or there is no route to it, or a firewall rejects the connection.
     Unreachable,
     /// The probe took longer than the check's timeout, or than the kernel's timeout for
     /// connections.
     Timeout,
-    /// The connection broke, or the answer was not HTTP.
+    /// The connection broke, or the answer was not HTTP, or its head was too long.
     Broken,
     /// The TLS handshake failed, or the certificate is not valid.
     Tls,

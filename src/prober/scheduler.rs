@@ -1,7 +1,8 @@
 //! The one task that starts probes when they are due and records their results.
 //!
 //! Invariants: at most as many probes are under way as [`super::sockets`] allows; further targets
-//! wait in the order in which they became due. No probe outlives the future of [`Scheduler::run`].
+//! wait in the order in which they became due. The drop of the future of [`Scheduler::run`] ends
+//! all probes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 //! Invariants, which also hold for the client of a Rancher:
 //!
 //! * A call uses HTTPS and is bounded in time and size.
-//! * An error does not contain a server's text if the text may hold a token.
+//! * An error leaves out each word of a server's text that may be a token.
 //! * A request ends at its deadline, however the server behaves.
 
 use std::time::Duration;

@@ -38,7 +38,7 @@ pub struct StoredCredential {
     pub annotations: BTreeMap<String, String>,
     /// Whether the Secret is being deleted.
     pub going: bool,
-    /// The kubeconfig in the Secret, as it is stored. `None`: the Secret is no credential for
+    /// The kubeconfig in the Secret, decoded from base64. `None`: the Secret is no credential for
     /// Harvester.
     pub content: Option<SecretText>,
 }
@@ -98,8 +98,9 @@ impl ServerClient {
     }
 
     /// Writes `content` into the Secret of the cloud credential `name`, if the Secret has not
-    /// changed since the read that returned `was`. `expires`: expiry of the new token. `None`:
-    /// `content` has no new token.
+    /// changed since the read that returned `was`. `expires`: expiry of the new token, for the
+    /// annotation with the expiry. The annotation is written only if the Secret has it. `None`:
+    /// `content` has no new token. A Secret without annotations is not written, which is an error.
     pub async fn write(
         &self,
         key: &SecretText,

@@ -1,7 +1,7 @@
 //! Errors of a call to a server. Each error names the call, and holds no secret.
 //!
-//! Invariant: every text of the server or of a library passes through [`safe`], and so does each
-//! part of a path.
+//! Invariant: every text of the server, and of a library about the connection, passes through
+//! [`safe`]. Each part of a path does too.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use serde_json::Value;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
 
-/// Maximum length in bytes of a server's text, and of a call's name, in an error. A longer text is
-/// cut.
+/// Maximum length in bytes of two texts in an error: the server's text, and the name of the call. A
+/// longer text is cut to this length, and a mark of 3 bytes is added.
 const LONGEST: usize = 200;
 /// Maximum length in bytes of a word in an error. A word consists of characters that occur in
-/// tokens. A longer word is left out: it may be a secret, because names are shorter.
+/// tokens. A longer word is left out, because it may be a secret. Names are shorter.
 const LONGEST_WORD: usize = 40;
 
 /// Name of a call in errors: the HTTP method and the path of the request. The query is left out,
@@ -48,38 +48,43 @@ pub enum RancherError {
     /// No complete answer arrived. The text says why. The server may have carried out a write.
     #[error("{0}: no answer: {1}")]
     Silent(RancherCall, String),
-    /// The token is expired, deleted, disabled or unknown. Rancher does not say which.
+    /// The token is expired, deleted, disabled or unknown. Rancher does not say which. Also: the
+    /// token is empty or is no valid header, so no request was sent.
     #[error("{0}: the token is not accepted")]
     Unauthorized(RancherCall),
     /// The token's user has no permission for the call.
     #[error("{0}: not allowed: {1}")]
     Forbidden(RancherCall, String),
-    /// The object does not exist, or the token's user has no right to see it.
+    /// The object does not exist, or the token's user has no right to see it. Also: the name of the
+    /// object is not valid, so no request was sent.
     #[error("{0}: not found: {1}")]
     NotFound(RancherCall, String),
     /// The object has been changed by another client since it was read.
     #[error("{0}: another client has changed the object")]
     Conflict(RancherCall),
-    /// Any other answer that is not a success.
+    /// Any other answer that is not a success. Also a request that was not sent (status 0).
     #[error("{call}: {}{message}", status_text(*status))]
     Refused {
         /// The refused call.
         call: RancherCall,
         /// HTTP status. 0: the request was not sent.
         status: u16,
-        /// Text of the server, passed through `safe`. If the request was not sent: the operator's
-        /// own text.
+        /// Text of the server, passed through `safe`. The operator's own text in three cases: the
+        /// request was not sent, the server redirects, or a proxy answers 404.
         message: String,
     },
-    /// The answer does not have Rancher's format.
+    /// The answer does not have the expected format, or is too long.
     #[error("{0}: the answer is not understood: {1}")]
     Unreadable(RancherCall, String),
 }
 
 impl RancherError {
-    /// Whether the same call may succeed later: the Rancher gave no answer, a status 5xx, or an
-    /// unreadable answer, limits the rate of calls (429), or is not behind its proxy now (404 of the
-    /// proxy).
+    /// Whether the same call may succeed later. `true` in these cases:
+    ///
+    /// * The Rancher gave no answer, or an unreadable one.
+    /// * The status is 5xx.
+    /// * The status is 429: Rancher limits the rate of calls.
+    /// * The status is 404, from a proxy that finds no Rancher behind it.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Silent(..) | Self::Unreadable(..) => true,
@@ -125,8 +130,9 @@ fn status_text(status: u16) -> String {
     if status == 0 { String::new() } else { format!("HTTP {status}: ") }
 }
 
-/// Text of a failed connection. The TLS library's texts about a certificate's validity contain the
-/// present time, so they would differ at each call. The texts here do not contain the present time.
+/// Text that says why a connection failed. The TLS library's texts about a certificate's validity
+/// contain the present time, so they would differ at each call. The texts here do not contain the
+/// present time.
 pub(super) fn unconnected(error: &std::io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let at = |time: &UnixTime| {
@@ -150,8 +156,9 @@ pub(super) fn unconnected(error: &std::io::Error) -> String {
     }
 }
 
-/// Returns `text` without the words longer than [`LONGEST_WORD`], because they may be secrets. The
-/// result is cut to [`LONGEST`].
+/// Puts `…` in the place of each word of `text` that is longer than [`LONGEST_WORD`], because the
+/// word may be a secret. Puts a space in the place of each control character. Cuts the result to
+/// [`LONGEST`].
 pub(super) fn safe(text: &str) -> String {
     let belongs = |c: char| c.is_ascii_alphanumeric() || "-_+/=".contains(c);
     let mut out = String::new();

@@ -64,10 +64,10 @@ pub struct TokenLife {
     /// Name, time of issue and expiry of the token.
     pub claims: TokenClaims,
     /// Whether the token is accepted. `None`: unknown, because Rancher does not show the token to
-    /// the API key.
+    /// the API key. A token of another issuer counts as accepted.
     pub alive: Option<bool>,
-    /// Whether Rancher does not show the token to the API key, although it shows each token of the
-    /// key's user. `true`: the token was deleted, or belongs to another user.
+    /// Whether Rancher shows the tokens of the key's user to the API key, but not this token.
+    /// `true`: the token was deleted, or belongs to another user.
     pub is_missing: bool,
 }
 
@@ -107,7 +107,7 @@ impl RancherIssuer {
 
     /// ID of the API key's user, from the list of tokens (`listed`), or else from a
     /// SelfSubjectReview. Any token of a /v3 list gives the ID, because /v3 lists only the tokens
-    /// of one user.
+    /// of the key's user.
     async fn user(&self, api: TokenApi, listed: &[ListedToken]) -> Result<String, RancherError> {
         let name = self.key.claims().name;
         let own = |token: &&ListedToken| api == TokenApi::V3 || token.name == name;
@@ -229,7 +229,7 @@ impl RancherIssuer {
         Ok(TokenLife { claims, alive: None, is_missing: is_listed })
     }
 
-    /// Revokes every token with this name as its description.
+    /// Revokes each token of the API key's user whose description is `name`.
     pub async fn revoke(&self, name: &str) -> Result<(), RancherError> {
         let issued = self.issued().await?;
         for token in issued.tokens.iter().filter(|token| token.description == name) {
@@ -257,8 +257,8 @@ impl IssuedTokens {
         Self { api: TokenApi::V3, user: String::new(), tokens: Vec::new(), now: None }
     }
 
-    /// Descriptions of the tokens that a rotation's plan made: `prefix` and a number. Sorted and
-    /// without duplicates.
+    /// Descriptions that consist of `prefix`, a dash and a number: a rotation's plan made these
+    /// tokens. Sorted and without duplicates.
     pub fn named(&self, prefix: &str) -> Vec<String> {
         let ours = |token: &&ListedToken| number(&token.description, prefix).is_some();
         let mut names: Vec<String> =

@@ -1,7 +1,8 @@
 //! The client of a Rancher server: the few calls that are needed to replace a credential.
 //!
 //! Only this module and the prober connect to a server other than the API server. This module
-//! connects to the server that a spec, a kubeconfig or an option of a command names.
+//! connects to the server that a spec, the Secret of an API key, a kubeconfig or an option of a
+//! command names.
 //!
 //! Invariants:
 //!

@@ -1,4 +1,4 @@
-//! User of a token, as a server authenticates it.
+//! User to whom a token belongs, as a server reports it.
 //!
 //! Invariant: a request for the user succeeds only if the server accepts the token.
 
@@ -15,7 +15,7 @@ const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessrevi
 /// Path of a review that names the user of a token.
 pub(super) const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// User of a token, as the server authenticates the token.
+/// User to whom a token belongs, as the server reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenBearer {
     /// ID of the user. `None`: the server accepts the token but cannot name its user. Before

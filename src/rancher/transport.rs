@@ -5,11 +5,11 @@
 //! * A call uses HTTPS only, and does not follow a redirect.
 //! * A token is sent only to a server whose certificate was verified. The trusted authorities are
 //!   either exactly the given ones, or exactly the system's.
-//! * At most [`LONGEST_BODY`] of an answer is read.
+//! * An answer's body of more than [`LONGEST_BODY`] is an error.
 //! * Connecting and the whole call have deadlines.
 //! * A call is sent once and never repeated.
-//! * An error contains no data that may hold a token. Such data is wiped from memory where the
-//!   libraries leave the wiping to their caller.
+//! * An error contains no data that may hold a token. Such data is wiped from memory, except the
+//!   copies that libraries make.
 //!
 //! This module uses hyper and not `kube::Client`. `kube::Client` over hyper-util's client can keep
 //! these invariants too: retries and the pool of connections can be turned off, and the client's

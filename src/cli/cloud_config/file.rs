@@ -1,4 +1,5 @@
-//! File that `--out` names. At any time the file is complete, and only its owner can read it.
+//! File that `--out` names. A new file gets this name only when it is complete, and only its owner
+//! can read it.
 
 use std::fs;
 use std::io::Write as _;

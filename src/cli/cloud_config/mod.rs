@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //!
-//! * A token is written only to standard output or to a file that only the file's owner may read.
+//! * On this machine, a token is written only to standard output, or to a file that only the file's
+//!   owner may read.
 //! * The whole request is checked before anything is written.
 //! * Every round begins with the current state of the API server. If a command was interrupted and
 //!   is run again, it therefore continues where it stopped.
@@ -37,7 +38,8 @@ use crate::metrics::Metrics;
 use crate::rancher::ServerClient;
 
 /// Maximum number of rounds of one task. A round reads the objects and makes changes. Another round
-/// follows if an object has changed, by this process or by another process.
+/// follows if the task has created an object of its plan, or if another process has changed an
+/// object.
 const ROUNDS: usize = 30;
 /// Longest time that Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
@@ -213,8 +215,8 @@ impl CredentialCommands {
         }
     }
 
-    /// Creates the objects that the guest's access lacks, and returns all its objects. With
-    /// `--dry-run`, only prints what it would create, and returns `found`.
+    /// Creates the objects that the guest's access lacks. Returns all objects of the access. With
+    /// `--dry-run`, only prints the objects that are missing, and returns `found`.
     async fn complete(
         &self,
         guest: &GuestCluster,

@@ -55,8 +55,8 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     let reading = Box::pin(read).await?;
     let now = Utc::now();
     let mut plan = Box::pin(plan(&client, &reading, &args.namespace)).await;
-    // Errors of these two reads are ignored, because `refusals` records the reads that were
-    // refused.
+    // Errors of these two reads are not reported here, because `refusals` records the reads that
+    // were refused. After any other error, the fact counts as not known.
     plan.leader = takeover::leader(&client, namespace, name).await.ok();
     plan.admission = takeover::admission(&client).await.ok();
     let namespaces = super::namespaces(&args.credential_namespaces);

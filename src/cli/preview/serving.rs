@@ -27,14 +27,14 @@ use crate::k8s::views::Views;
 
 /// Plan for a LoadBalancer: its address, its status, and the writes that the operator would make.
 pub(super) struct ServingPreview {
-    /// Address that would be published.
+    /// Address that would be published, or the reason why none would be.
     pub(super) outcome: AddressOutcome,
     /// State of the Service, as the LoadBalancer's status would report it. `None`: no Service is
     /// wanted.
     pub(super) report: Option<ServingStatus>,
     /// Writes of Service and EndpointSlices.
     pub(super) changes: Vec<PlannedWrite>,
-    /// Whether the plan depends on a health check. `preview` runs no health checks.
+    /// Whether results of a health check could change the plan. `preview` runs no health checks.
     pub(super) unchecked: bool,
 }
 
@@ -49,7 +49,7 @@ struct PreviewTarget<'a> {
 }
 
 /// Plans the Service and the EndpointSlices of a LoadBalancer. `None`: objects that the plan needs
-/// could not be read. `outcome`: address that would be published.
+/// could not be read. `outcome`: address that would be published, or the reason why none would be.
 pub(super) async fn serve(
     views: &Views,
     client: &Client,
@@ -129,8 +129,8 @@ impl PreviewTarget<'_> {
         all.filter(|slice| slice.owner == self.lb.uid).collect()
     }
 
-    /// Returns three facts: the state of the Service, the planned writes, and whether the writes
-    /// depend on a health check. `preview` runs no health checks.
+    /// Returns three facts: the state of the Service, the planned writes, and whether results of a
+    /// health check could change these writes. `preview` runs no health checks.
     fn announce(
         &self,
         lb: &LoadBalancer,

@@ -1,9 +1,12 @@
 //! Facts for the rules of LoadBalancers.
 //!
-//! Facts come from the watches' views. Only a named pool that is not in the view yet is read from
-//! the API server. All LoadBalancers are scanned only in three cases: a guest reports a leased
-//! address, a new or changed object names a pool, or an object that has an address changes its
-//! network.
+//! Facts come from the watches' views. Only two pools may be read from the API server, if they are
+//! not in the view yet: the pool that the object names, and the pool of its present address. All
+//! LoadBalancers are scanned only in three cases:
+//!
+//! * A guest reports a leased address.
+//! * A new or changed object names a pool.
+//! * An object that has an address changes its network.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,8 +27,8 @@ use crate::domain::pools::ranges::PoolRanges;
 use crate::domain::reason::NoAddressReason;
 use crate::k8s::CallError;
 
-/// Answers a review of a LoadBalancer. `deadline`: time for the reads of the pools that the
-/// LoadBalancer names. `Err`: a pool could not be read in this time.
+/// Answers a review of a LoadBalancer. `deadline`: time for the reads of pools from the API server.
+/// `Err`: a read failed, or was not done in this time.
 pub async fn decide(
     at: &RuleSources,
     stage: AdmissionStage,

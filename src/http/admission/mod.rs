@@ -5,7 +5,8 @@
 //! * this module never writes;
 //! * a fact that is not available in time is no reason to refuse a request about an IPPool: the
 //!   ledger task later applies the same rules;
-//! * validation of a LoadBalancer fails if the pool that the object names cannot be read.
+//! * validation of a LoadBalancer fails if the pool that the object names, or the pool of its
+//!   present address, cannot be read.
 
 pub mod load_balancers;
 pub mod pools;
@@ -52,7 +53,8 @@ impl RuleSources {
     /// Whether `user` may write the fields that only the leader writes. `own`: username of this
     /// operator, empty if the username is not known. This operator may always write these fields.
     /// Harvester's Go controller may write these fields while a controller other than this operator
-    /// holds the Lease. A replica that does not lead reads the Lease every 0.4 s.
+    /// holds the Lease. A replica that does not lead learns of a new holder within about 0.4 s,
+    /// because it reads the Lease that often.
     pub fn is_leader(&self, user: &str, own: &str) -> bool {
         (!own.is_empty() && user == own)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

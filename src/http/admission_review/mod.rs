@@ -1,10 +1,14 @@
 //! The envelope of admission: AdmissionReview of version v1, request and answer.
 //!
-//! Invariants: every request is answered with a review for the same UID, or refused with a
-//! sentence that says why. An object is retained as it was sent, with all fields, so that a patch
-//! fits it. The values of an object are counted before it is parsed. An object is refused unparsed
-//! if it is larger, or has more values or maps, than any object needs. If a LoadBalancer cannot be
-//! judged because a read failed, validation fails and mutation changes nothing.
+//! Invariants:
+//! * every request is answered with a review for the same UID, or refused with a sentence that says
+//!   why;
+//! * an object is retained as it was sent, with all fields, so that a patch fits it;
+//! * the values of an object are counted before it is parsed. An object that is larger, or has more
+//!   values or maps, than any object needs is not parsed: mutation leaves it unchanged, and
+//!   validation refuses it;
+//! * if a read that the rules of a LoadBalancer need fails, validation fails, and mutation changes
+//!   nothing.
 
 use std::time::Duration;
 
@@ -39,8 +43,8 @@ const MOST_VALUES: usize = 100_000;
 const MOST_MAPS: usize = 15_000;
 
 /// Paths of the maps whose fields a patch changes one by one. Any other value is replaced as a
-/// whole. So no path in a patch repeats a name that the caller has chosen, and a patch is not much
-/// longer than the object.
+/// whole. So a name that the caller has chosen is in at most one path of a patch, and a patch is
+/// not much longer than the object.
 const PATCHED: [&str; 6] =
     ["", "/metadata", "/metadata/annotations", "/metadata/labels", "/spec", "/status"];
 
@@ -212,7 +216,7 @@ impl ParsedReview {
 pub type ReviewOutcome = Result<AdmissionAnswer, CallError>;
 
 /// Applies the rules of admission to a review. `username`: username of this operator. `deadline`:
-/// time for the reads of the pools that a LoadBalancer names.
+/// time for the reads of pools, in a review of a LoadBalancer.
 pub async fn apply_rules(
     rules: &RuleSources,
     stage: AdmissionStage,

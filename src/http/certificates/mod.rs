@@ -1,5 +1,5 @@
-//! Keys and certificates of admission. This module makes them, stores them in the Secret and reads
-//! them back.
+//! Keys and certificates of admission. This module makes them, and converts them to and from the
+//! content of the Secret. [`super::registration`] reads and writes the Secret.
 //!
 //! Invariants: everything that is read is checked, so invalid content of the Secret is recognised.
 //! Private keys are never printed. [`crate::domain::admission::certificates`] decides when each

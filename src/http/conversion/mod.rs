@@ -10,7 +10,7 @@
 //!   text.
 //! * Any client may send a review. So the values of a review are counted before they are parsed. No
 //!   review takes more memory or time than the limits below allow.
-//! * The answer has the same objects as the request, in the same order.
+//! * A successful answer has the same objects as the request, in the same order.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -43,9 +43,9 @@ const MOST_VALUES_OF_ANNOTATIONS: usize = 100_000;
 /// Maximum number of maps in one object. No valid object reaches the limit: the largest object that
 /// the schema allows has fewer than 2,000 maps.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
-/// Maximum number of values in one review. One object has fewer: 60,000, 100,000 in its
-/// annotations, and 60,000 in the text of each of two annotations. So a review of one object never
-/// reaches the limit. The conversion of so many values takes less than a second.
+/// Maximum number of values in one review. One object has at most 60,000 values, 100,000 more in
+/// its annotations, and 60,000 more in the text of each of two annotations. So a review of one
+/// object never reaches the limit. The conversion of so many values takes less than a second.
 const MOST_VALUES: usize = 1_500_000;
 /// Maximum size of an answer, in bytes: twice the largest request. The answer and the request are
 /// in memory at the same time. An object grows by its carried fields, which have at most 256 KiB.
@@ -209,7 +209,8 @@ impl ReviewBudget {
         self.parse(text)
     }
 
-    /// Parses annotations. A tenant writes them, so their limit exceeds what the API server stores.
+    /// Parses annotations. A tenant may write as many as the API server stores. So the limit is
+    /// higher, and no stored object is refused.
     fn read_annotations(&mut self, text: &RawValue) -> Result<Value, String> {
         let values = most_values(text.get());
         if values > MOST_VALUES_OF_ANNOTATIONS {

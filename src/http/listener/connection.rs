@@ -1,19 +1,21 @@
 //! Life of one connection, from its first request to its end.
 //!
-//! Invariant: no request is lost with a connection. The API server does not repeat a POST that it
-//! sent into a connection that was being closed (Go's `http.Transport` repeats only requests that
-//! it considers replayable). If the webhook's `failurePolicy` is `Fail`, the API server then
-//! refuses the write that the POST was about. But the API server does repeat a request that is
-//! answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest). So:
+//! Aim: no request is lost because its connection ends. The API server does not repeat a POST that
+//! it sent into a connection that was being closed (Go's `http.Transport` repeats only requests
+//! that it considers replayable). If such a POST is lost and the webhook's `failurePolicy` is
+//! `Fail`, the API server refuses the write that the POST was about. But the API server does repeat
+//! a request that is answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest).
+//! So:
 //! * the last answer says `Connection: close`;
 //! * an idle connection is closed by its caller, because otherwise a request could arrive while
 //!   this process closes the connection;
 //! * before this process closes a connection, for lack of room or because the process ends, it
 //!   sends a final answer. The final answer also answers a request that may be on its way. For lack
 //!   of room, it also answers a request that is arriving or being processed;
-//! * an answer that is being sent is cut only if its caller does not read it in time;
+//! * an answer is cut only if it is late, or if its caller does not read it in time;
 //! * after the final answer the connection stays open for a moment, so that no reset destroys data
-//!   that the caller has not read yet.
+//!   that the caller has not read yet. Only `LINGERING` connections at a time can stay open. A
+//!   further one is closed at once, and a reset may destroy its final answer.
 //!
 //! HTTP/2 has GOAWAY for this, but cannot be used, because the API server's client for webhooks
 //! requests HTTP/1.1 only (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
@@ -48,17 +50,18 @@ const BUFFER: usize = 16 * 1024;
 /// Time limit for a request's head, from its first byte to its last.
 const HEAD: Duration = Duration::from_secs(8);
 /// Time limit for an idle connection: none. The caller closes the connection (Go's client after 90
-/// s, `IdleConnTimeout`), or this process closes it to make room for another connection.
+/// s, `IdleConnTimeout`). Or this process closes it, to make room for another connection or because
+/// the process ends.
 const FOREVER: Duration = Duration::from_hours(24 * 365);
 /// Time limit for a request's body, from the end of the head. The same limit applies to the answer,
 /// from the end of the body. The handlers have shorter deadlines.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
-/// Time that a new connection has for its first request, from the end of the handshake. The
-/// connection has this time even if the server ends meanwhile. The caller may stall between the
-/// handshake and the request. The caller does not repeat a request that it could not write to an
-/// unused connection (`shouldRetryRequest` in Go's net/http).
+/// Time that a new connection has for its first request while the server ends, from the end of the
+/// handshake. Reason: the caller may stall between the handshake and the request. The caller does
+/// not repeat a request that it could not write to an unused connection (`shouldRetryRequest` in
+/// Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for sending the answer `FAREWELL` or `OVERLOADED`, if any, and for ending the sending
 /// half of the connection. The same limit applies to an answer that is being sent when there is no
@@ -73,8 +76,9 @@ const LINGER_BYTES: usize = 4 << 20;
 /// sent a request, this is the answer to that request, and the caller sends the request again.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
-/// Answer with status 503, for lack of room, to a request whose head has arrived. client-go repeats
-/// a request ten times at most, so the caller waits a second each time.
+/// Answer with status 503, for lack of room, to a request whose head has arrived. The caller must
+/// wait a second before each repetition. client-go repeats a request ten times at most, and without
+/// a pause, the repetitions would soon be over.
 const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
 
@@ -189,9 +193,9 @@ impl Conversation {
                 (ConnectionPhase::Working | ConnectionPhase::Sending, _) => Poll::Pending,
                 _ if is_late || is_gone => Poll::Ready(ConversationEnd::Unasked),
                 (ConnectionPhase::Asking, _) => Poll::Pending,
-                // `FAREWELL` is not sent before the first request, because a caller treats an
-                // answer without a request as a failure. The caller has the time `FRESH` to send
-                // its first request.
+                // A caller treats an answer without a request as a failure. So while the server
+                // ends, `FAREWELL` is sent only after the caller has had the time `FRESH` for its
+                // first request.
                 (_, 0) if is_ending && began.elapsed() < FRESH => {
                     shorten(deadline.as_mut(), began + FRESH);
                     deadline.as_mut().poll(cx).map(|()| ConversationEnd::Unasked)

@@ -1,12 +1,15 @@
 //! Listening sockets of this process: connections, their deadlines and their end.
 //!
-//! Invariants: connections take a bounded share of the process's memory and of its one thread.
-//! Their number is limited. If there is no room, the source with the most connections loses one of
-//! them ([`ConnectionTable`]). Handshakes run one at a time, and sources take turns. Closing a
-//! connection after its handshake loses no request: see [`connection`].
+//! Invariants: connections take a bounded share of the process's memory and of its one thread:
+//! * The number of connections is limited. If there is no room, the source with the most
+//!   connections loses one of them ([`ConnectionTable`]).
+//! * The expensive part of a handshake runs for one connection at a time, and sources take turns.
+//!
+//! The end of a connection loses a request only in rare cases.
+//! [`crate::domain::limits::connections`] and [`connection`] name these cases.
 //!
 //! `axum::serve` has neither TLS nor settings. `axum-server` has TLS and settings, but no limit on
-//! connections. So it cannot choose the connection to close when there is no room. The two servers
+//! connections. So it cannot choose the connection to close when there is no room. Both servers
 //! close idle connections when they end, and so lose the requests that are on their way.
 
 mod connection;
@@ -387,7 +390,7 @@ mod tests {
         caller.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         timeout(WIND_DOWN, caller.read_u8()).await.unwrap().unwrap();
         // The third made room for the fourth, and the fourth made room for the other source. The
-        // answer tells their callers to send the request again.
+        // answer makes their callers send the request again.
         for lost in [2, 3] {
             let mut words = String::new();
             let read = timeout(WIND_DOWN, busy[lost].read_to_string(&mut words)).await;

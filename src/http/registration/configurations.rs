@@ -164,9 +164,9 @@ impl Registrar {
         Ok(self.webhook_objects.owner(name).await?)
     }
 
-    /// Whether admission's Service has a ready endpoint. Always true if the API server reaches
-    /// admission by a URL. A Service without a ready endpoint must not be registered, because every
-    /// request would fail.
+    /// Whether admission's Service has a ready endpoint, or had one at an earlier check. Always
+    /// true if the API server reaches admission by a URL. A Service without a ready endpoint must
+    /// not be registered, because every request would fail.
     async fn is_reachable(&self, state: &mut RegistrarState) -> Result<bool, RoundStop> {
         let AdmissionEndpoint::Service(namespace, name) = &self.endpoint else { return Ok(true) };
         if !state.repairs.reachable {
@@ -183,8 +183,8 @@ impl Registrar {
 }
 
 impl Repairs {
-    /// Logs that a configuration is missing. The same line is logged a second time only if the
-    /// configuration has existed in between.
+    /// Logs that a webhook configuration is missing. A missing CRD is not logged. The same line is
+    /// logged a second time only if the configuration has existed in between.
     fn warn_once(&mut self, part: WebhookObject) {
         if part != WebhookObject::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);

@@ -167,7 +167,7 @@ impl Registrar {
 
     /// Takes the next step for the certificates, if a step is due. `Ok`: no step is due now; the
     /// field is the time until the next check for a step. `Err` with [`RoundStop::Again`]: a step
-    /// was taken, so the round starts again.
+    /// was taken, or another replica wrote the Secret first, so the round starts again.
     async fn certificates(&self, state: &mut RegistrarState) -> Result<Duration, RoundStop> {
         let now = now();
         let ours = state.serving.as_ref().filter(|ours| ours.not_after > now);
@@ -257,8 +257,8 @@ impl Registrar {
         trusted.map_or(LONGEST_PAUSE, |trusted| SETTLING.saturating_sub(trusted))
     }
 
-    /// Records since when every configuration trusts each authority that is in use or will be used
-    /// next.
+    /// Updates `state.trusted`: the time since which every configuration trusts an authority.
+    /// Includes the authorities that are in use or will be used next.
     fn record_trust(state: &mut RegistrarState) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);

@@ -1,11 +1,11 @@
 //! Paths that the API server calls. The Go webhook has the same paths.
 //!
 //! Invariants:
-//! * every request is answered before the API server's timeout. The answer to a refused request
-//!   contains a sentence that says why;
+//! * the deadline of an answer is shorter than the API server's timeout. The answer to a refused
+//!   request contains a sentence that says why;
 //! * small requests do not wait for large ones, because each connection has memory for one small
-//!   request or answer. They are processed one at a time, reviews apart from conversions. Sources
-//!   take turns, and the thread does other work between two requests;
+//!   request or answer. Small requests are processed one at a time, reviews apart from conversions.
+//!   Sources take turns, and the thread does other work between two requests;
 //! * parsed objects of a small review are in memory only while the thread works on this review, or
 //!   while the review has one of the [`READERS`] places for reviews that need a read from the API
 //!   server;
@@ -41,11 +41,11 @@ use crate::k8s::CALL_DEADLINE;
 use crate::metrics::Metrics;
 use crate::turns::Turns;
 
-/// Path for mutating reviews.
+/// Path of the webhook that changes objects.
 pub const MUTATION: &str = "/v1/webhook/mutation";
-/// Path for validating reviews.
+/// Path of the webhook that validates objects.
 pub const VALIDATION: &str = "/v1/webhook/validation";
-/// Path for conversions between versions.
+/// Path of the webhook that converts objects between versions.
 pub const CONVERSION: &str = "/v1/webhook/conversion";
 /// Maximum number of connections at the same time. Each connection may hold one small request in
 /// memory, so the small requests of all connections have at most 24 MiB.
@@ -56,17 +56,18 @@ const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 /// Deadline for the answer to a conversion. The API server waits 30 s for it.
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
 /// Limits of a review. A review may contain two copies of an object, the new one and the stored
-/// one. The API server limits each copy to 3 MiB. The rest of a large body has one second: an API
-/// server may have to wait for three turns of two slow sources, and its own review must still end
-/// before [`REVIEW_DEADLINE`]. Half a second would be too short on a machine that stalls, and on a
-/// slow network: 8 MiB take 0.7 s at 100 Mbit/s.
+/// one. The API server limits each copy to 3 MiB. The rest of a large body has one second. Reason:
+/// with two slow sources, the review of an API server may have to wait for three turns: the present
+/// one, and one more of each source. The review must still end before [`REVIEW_DEADLINE`]. Half a
+/// second would be too short on a machine that stalls, and on a slow network: 8 MiB take 0.7 s at
+/// 100 Mbit/s.
 const REVIEW_LIMITS: BodyLimits =
     BodyLimits { most: 8 << 20, begins: Duration::from_secs(3), ends: Duration::from_secs(1) };
 /// Limits of a conversion. The API server sends one object in a review, which has at most 3 MiB.
 const CONVERSION_LIMITS: BodyLimits =
     BodyLimits { begins: Duration::from_secs(8), ..REVIEW_LIMITS };
 
-/// Deadline for the reads of the pools that a large LoadBalancer names. Other large reviews wait
+/// Deadline for the reads of pools in the review of a large LoadBalancer. Other large reviews wait
 /// for the turn meanwhile, so the reads have no more time than the rest of a large body. A small
 /// LoadBalancer has [`CALL_DEADLINE`], because a slow API server is no reason to refuse it.
 const LARGE_READS: Duration = Duration::from_secs(1);
@@ -153,8 +154,8 @@ impl Webhooks {
         run_with_turn(&self.reviews, &caller, sent, work).await
     }
 
-    /// Answers a small review. If the review needs a read from the API server, its parsed objects
-    /// are dropped until it has a place. Then the review is processed again.
+    /// Answers a small review. If the review needs a read from the API server, drops its parsed
+    /// objects, waits for a place, and processes the review again.
     async fn answer_small(
         &self,
         stage: AdmissionStage,
@@ -168,9 +169,10 @@ impl Webhooks {
         self.answer_review(stage, bytes, false).await
     }
 
-    /// Answers a review. `has_turn`: whether the review has its turn, in which the reads of a
-    /// LoadBalancer's pools have less time. Without a turn, a large answer is dropped and the
-    /// review is processed again, so the metrics do not count it yet.
+    /// Answers a review. `has_turn`: whether the review has the turn of large reviews. With the
+    /// turn, the reads of pools have less time ([`LARGE_READS`]). Without the turn, the caller
+    /// drops a large answer and answers the review again with the turn. So the metrics do not count
+    /// a large answer without the turn.
     async fn answer_review(
         &self,
         stage: AdmissionStage,
@@ -224,7 +226,7 @@ impl Webhooks {
 /// Returns the bytes of a small answer. `None`: the answer was large, and is dropped, because the
 /// connection has no memory for it. Its request must be processed again, in a turn.
 fn if_small(answer: &[u8]) -> Option<Bytes> {
-    // The memory of the answer may be larger than its text.
+    // The text is copied, because the memory of `answer` may be larger than its text.
     (answer.len() <= SMALL).then(|| Bytes::copy_from_slice(answer))
 }
 

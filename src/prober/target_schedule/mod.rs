@@ -213,10 +213,11 @@ impl TargetSchedule {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Decides whether the failures of the target `key` are doubted. The target has failed as often
-    /// as its check allows. `true`: the target stopped answering at the same time as most VMs, and
-    /// counts as healthy until the doubt ends. In this case, every unhealthy target that stopped
-    /// answering at that time counts as healthy too.
+    /// Decides whether the failures of the target `key` are doubted. The target has just reached
+    /// the failure threshold of its check. `true`: the target stopped answering at the same time as
+    /// most VMs, so it counts as healthy until the doubt ends. In this case, the other unhealthy
+    /// targets that stopped answering at that time count as healthy too. Failures that were doubted
+    /// before are not doubted again.
     fn doubts(&mut self, key: TargetKey, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
