@@ -1,8 +1,9 @@
 //! Owns the one task that makes and removes links.
 //!
 //! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So the task
-//! first makes every link that is to be made, and only then removes links. All links of a crashed
-//! agent are removed together, as one group.
+//! removes a link only while no other job waits, with two exceptions. If an old link has the
+//! hardware address of a link to make, the old link is removed first. All links of a crashed agent
+//! are removed together, as one group, without such a wait.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -85,9 +86,9 @@ async fn work(
     }
 }
 
-/// Removes links that an earlier agent left behind, except the links with a name in `needed`. If
-/// the removal fails, the next agent tries again, or the kernel removes the links together with the
-/// network namespace.
+/// Removes links that an earlier agent left behind. Links with a name in `needed` stay, if they are
+/// configured correctly. If the removal fails, the next agent tries again, or the kernel removes
+/// the links together with the network namespace.
 async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}

@@ -83,8 +83,8 @@ pub(super) enum PendingWrite {
 }
 
 impl ManagedLease {
-    /// Makes `what`, whose write has failed, the next write, unless another write is pending. Drops
-    /// the report of a failed link if the link exists by now.
+    /// Plans the failed write `what` again, unless another write is pending. Drops the report that
+    /// the link could not be made if the link exists by now.
     pub(super) fn write_again(&mut self, what: PendingWrite) {
         if self.link != LinkState::There || !matches!(what, PendingWrite::LinkFailed(_)) {
             self.pending.get_or_insert(what);

@@ -2,8 +2,9 @@
 //!
 //! This is the only part of the operator with privileges. A term begins when the agent acquires the
 //! network's Lease. The agent then reads the records, corrects the links, and resumes each client
-//! from its record. The term ends at once when the agent sees that another process holds the Lease.
-//! No state in memory survives the end of a term: the next term starts from the records.
+//! from its record. The term ends at once when the agent sees that it has lost the Lease. An error
+//! also ends the term. No state in memory survives the end of a term: the next term starts from the
+//! records.
 //!
 //! Invariants:
 //!

@@ -8,9 +8,9 @@
 //! Invariants:
 //!
 //! * The alias of a link names the network whose agent made the link.
-//! * An agent changes or removes only two kinds of links: links with the alias of its own network,
-//!   and links without an alias whose name and mode show that an agent made them. In the same way,
-//!   an agent recognises and removes the links of a crashed agent.
+//! * An agent changes or removes only two kinds of links. The first kind has the alias of the
+//!   agent's own network. The second kind has no alias, but its name and mode show that an agent
+//!   made it. By the same marks, an agent recognises and removes the links of a crashed agent.
 //! * The name of a link contains its hardware address, so an agent finds the link that an earlier
 //!   agent made for the same lease.
 //! * The kernel's notifications arrive on a socket of their own. The kernel drops messages when a

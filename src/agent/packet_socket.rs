@@ -5,12 +5,12 @@
 //!
 //! Invariants:
 //!
-//! * The socket is open only while a client waits for an answer, and for a short time after the
-//!   wait or after a frame was sent.
+//! * The socket is open only while a client waits for an answer, and for a short time after that.
+//!   The sending of a frame also opens it for a short time.
 //! * The socket sends on that interface and on no other.
-//! * The kernel accepts two kinds of frames: DHCP to or from clients, and ARP while a client waits
-//!   for an answer to an ARP question. The kernel drops all other frames before it wakes this
-//!   process.
+//! * The kernel hands only two kinds of frames to the socket: DHCP to or from clients, and ARP. It
+//!   hands over ARP only while a client waits for an answer to an ARP question, and for a short
+//!   time after that. Any other frame does not wake this process.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     /// Ethernet frame with an empty UDP datagram for a DHCP client. `identification`: number in the
-    /// IP header that tells the frames of a test apart.
+    /// IP header that is different in each frame of a test.
     fn frame(identification: u8) -> Vec<u8> {
         let mut frame = vec![0; 12];
         frame.extend([0x08, 0x00, 0x45, 0, 0, 28, 0, identification, 0, 0, 64, 17, 0, 0]);

@@ -1,6 +1,7 @@
-//! Makes DHCP agents for the networks whose annotation requests an agent. Each such network gets a
-//! Deployment in the operator's namespace, and an annotation with the state of the agent.
-//! [`crate::domain::dhcp_lease`] decides the content of both.
+//! Makes DHCP agents for the networks whose annotation requests an agent. Unless a fault prevents
+//! it, each such network gets a Deployment in the operator's namespace. An annotation on the
+//! network shows the state of the agent. [`crate::domain::dhcp_lease`] decides the content of
+//! Deployment and annotation.
 //!
 //! All networks are checked each second, in memory. A Deployment or an annotation is written only
 //! if it differs from the desired one.
@@ -180,14 +181,15 @@ impl DeploymentReconciler<'_> {
     }
 
     /// Command-line options of the DHCP agent of `network`, from its stored Deployment. `None`: the
-    /// operator has no Deployment for this agent.
+    /// operator has no Deployment for this agent, or the Deployment's arguments are not those of an
+    /// agent for `network`.
     fn options(&self, network: &str) -> Option<Vec<String>> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }
 
-    /// All networks that have or request an agent, or have an annotation with the state of an
-    /// agent. If another party owns the Deployment with the agent's name, the network's agent is
-    /// [`WantedAgent::Refused`].
+    /// All networks for which an annotation or an option of the operator requests an agent. Also
+    /// all networks whose annotation shows the state of an agent. If another party owns the
+    /// Deployment with the agent's name, the network's agent is [`WantedAgent::Refused`].
     fn networks(&self) -> Vec<AgentNetwork> {
         let mut networks = self.ctx.views.agent_networks();
         let seen = self.seen();
@@ -207,7 +209,7 @@ impl DeploymentReconciler<'_> {
     /// fault causes: no agent is made, or the agent retains its current options. `reported`: the
     /// faults that were reported before, by network.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
-        // The map finds a fault by the network's name, because a tenant can write thousands of
+        // A map, because the search through a list would take long: a tenant can write thousands of
         // networks with a fault.
         let mut faults = HashMap::new();
         for network in networks {

@@ -1,12 +1,17 @@
 //! Deletes DHCPLeases that no LoadBalancer uses, and reports the state of the DHCP agents.
 //!
-//! Only this module deletes DHCPLeases. If the LoadBalancer is gone, its record first gets a
-//! release time, and is deleted after that time. If the LoadBalancer exists but no longer uses the
-//! record, the record is deleted at once. A deleted record remains until its agent has released the
-//! address. If the network has no active agent, the record's finalizer is removed: at once if the
-//! record has no address, otherwise after the lease has expired. Before each of these steps, the
-//! LoadBalancer is read from the API server, because a view may not yet contain a LoadBalancer that
-//! was created again.
+//! Only this module deletes DHCPLeases. It handles three cases:
+//!
+//! * The LoadBalancer is gone. Its record gets a release time, and is deleted after that time.
+//! * The LoadBalancer exists, but neither uses the record nor publishes the record's address. The
+//!   record is deleted at once.
+//! * The record is deleted, but its network has no active agent. The record's finalizer is removed
+//!   at once if the record has no address, otherwise after the lease has expired. A lease that
+//!   never expires waits for an agent.
+//!
+//! A deleted record remains until its agent has released the address, or until its finalizer is
+//! removed. Before each of these steps, the LoadBalancer is read from the API server. A view may
+//! not yet contain a LoadBalancer that was created again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -184,8 +189,8 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, context: Arc<DhcpLeaseContex
 }
 
 /// Sets the metrics of DHCPLeases and of agents each second, until the returned future is dropped.
-/// When the agent of a network becomes active or inactive, enqueues all LoadBalancers that have a
-/// lease on that network or wait for one, and their DHCPLeases.
+/// When the agent of a network becomes active or inactive, enqueues the DHCPLeases of that network
+/// and their LoadBalancers. Also enqueues the LoadBalancers that wait for a lease on that network.
 pub(super) async fn agents(ctx: Context) {
     // The drop of `_series`, at the end of the term, removes the series of these metrics.
     let _series = LeasingSeries(&ctx);

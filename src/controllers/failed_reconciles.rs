@@ -21,7 +21,8 @@ pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(30);
 /// Consecutive failures of the objects of one controller. `N` is the type of an object's name.
 pub(super) struct FailedReconciles<N> {
     controller: &'static str,
-    /// Delay before an object is reconciled again after its first failure.
+    /// Delay before an object is reconciled again after its first failure. Each further failure
+    /// doubles the delay, up to [`LONGEST_DELAY`]. Jitter shortens a delay by up to half.
     first: Duration,
     metrics: Metrics,
     failures: Mutex<HashMap<N, u32>>,

@@ -96,7 +96,8 @@ async fn known(ctx: &Context) -> Result<ImportFacts, CallError> {
 }
 
 /// Creates the planned pools that do not exist yet. A refused pool is noted in `import`, and the
-/// others are created. Returns the names of the created pools.
+/// others are created. Records former owners in the created pools, and in the pools that an earlier
+/// run created. Returns the names of the pools that this call created.
 async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<String>, CallError> {
     let mut created = BTreeSet::new();
     for pool in &import.pools {

@@ -45,7 +45,8 @@ pub struct Context {
     pub client: Client,
     /// Views of the cluster.
     pub views: Views,
-    /// Writer. Each of its writes fails while this process does not lead.
+    /// Writer. While this process does not lead, each write fails, except the writes that
+    /// [`ApiWriter`] names.
     pub writer: ApiWriter,
     /// Recorder of Events.
     pub events: EventRecorder,
@@ -128,8 +129,8 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     // missed.
     let _subscription = views.subscribe(move |change| queues.send(change));
     views.synced().await;
-    // Runs before any ledger is read, so that a LoadBalancer that waits for an imported pool gets
-    // an address at once: its former address, if it had one.
+    // Runs before any ledger is read. So a LoadBalancer that waits for an imported pool gets an
+    // address at once. If it had an address before, it gets the same address again.
     let imported = kube_vip_import::first(&ctx).await;
     let import = kube_vip_import::rest(ctx.clone(), imported);
     let stored = storage_version::run(ctx.clone());

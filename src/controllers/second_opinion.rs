@@ -1,9 +1,13 @@
 //! Second opinion about VMs that fail the leader's health checks. The leader asks another replica
 //! to probe them too. The question and the answer are annotations on the Lease.
 //!
-//! Invariants: an answer makes the leader accept doubted failures as real only if the answer is
-//! from another node. The replica that answers probes only targets in EndpointSlices of the
-//! operator, with the LoadBalancer's own health check.
+//! Invariants:
+//!
+//! * An answer that comes from the leader's own node never makes the leader accept doubted failures
+//!   as real. If the node of one of the two replicas is not known, the answer counts as one from
+//!   another node.
+//! * The replica that answers probes only targets in EndpointSlices of the operator, with the
+//!   LoadBalancer's own health check.
 
 use std::net::IpAddr;
 use std::pin::pin;
@@ -65,8 +69,9 @@ pub(super) async fn ask(ctx: Context, prober: Prober) {
     }
 }
 
-/// State of the questions of one term. The drop removes the present question from the Lease, and
-/// sets the metric of doubted backends to 0.
+/// State of the questions of one term. The drop withdraws the present question and the explanation
+/// of the doubt, and sets the metric of doubted backends to 0. The next renewal of the Lease
+/// removes the question from the Lease.
 struct OpinionTerm {
     ctx: Context,
     prober: Prober,
@@ -153,8 +158,8 @@ impl OpinionTerm {
     }
 }
 
-/// Reason of the Event that reports an opinion. Each opinion has its own reason, because Events
-/// with the same reason are merged and keep the note of the first Event.
+/// Reason of the Event that reports an opinion. Each opinion that is reported has its own reason,
+/// because Events with the same reason are merged and keep the note of the first Event.
 fn event(opinion: &Opinion) -> &'static str {
     match opinion {
         Opinion::Well => "ProberContradicted",
@@ -184,9 +189,9 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
     }
 }
 
-/// Address and health check of a target that a question names. `None`: this replica does not probe
-/// the target, because no EndpointSlice of the operator contains it, or because the view has no
-/// such LoadBalancer with a health check. The question alone is not trusted.
+/// Address and health check of a target that a question names. `None`: no EndpointSlice of the
+/// operator contains the target, or the view has no such LoadBalancer with a health check. This
+/// replica does not probe such a target, because the question alone is not trusted.
 fn target(asked: &AskedTarget, views: &Views) -> Option<(IpAddr, CheckSettings)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

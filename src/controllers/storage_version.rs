@@ -1,5 +1,5 @@
-//! Rewrites every LoadBalancer in the current storage version, and removes the old version from the
-//! CRD's `storedVersions`: only then can a later CRD omit the old version.
+//! Rewrites every LoadBalancer in the current storage version. After that, removes the old version
+//! from the CRD's `storedVersions`. Without this removal, no later CRD can omit the old version.
 //!
 //! Invariants:
 //!
@@ -7,7 +7,7 @@
 //!   task or by another client, or is gone.
 //! * `storedVersions` is shortened only if the CRD has not changed since before the list. So no
 //!   object was stored in the old version after its rewrite.
-//! * While conversion does not work, the list fails, and nothing is written.
+//! * If an object cannot be converted, the list fails, and nothing is written.
 
 use std::time::Duration;
 
@@ -60,9 +60,9 @@ pub(super) async fn run(ctx: Context) {
 }
 
 /// Attempts once to rewrite all LoadBalancers in the current storage version. Returns the reason
-/// why the migration has to wait. `None`: nothing is left to do in this term, because each object
-/// is stored in the CRD's storage version, or the CRD does not exist, or the API server refuses to
-/// show it.
+/// why the migration has to wait. `None`: nothing is left to do in this term. In this case, each
+/// object is stored in the CRD's storage version, or the CRD does not exist, or the API server
+/// refuses to show the CRD.
 async fn attempt(ctx: &Context) -> Result<Option<String>, CallError> {
     let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
     let crd = match crds.call_get(CRD).await {

@@ -148,9 +148,9 @@ impl AgentTerm<'_> {
     }
 
     /// Sends the frames of a lease's client, if this agent may send. While the API server does not
-    /// answer, no agent knows which agent leads. Then this agent sends only requests that
-    /// extend held leases. After this agent has seen another active agent, it sends no such
-    /// requests either, because one agent is enough.
+    /// answer, no agent knows which agent leads. So this agent sends only requests that extend held
+    /// leases. If this agent has seen another active agent, it sends no such requests either,
+    /// because one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;

@@ -15,8 +15,8 @@ use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::clock;
 use crate::k8s::informer::key;
 
-/// Time over which the clients spread their first requests after a restart of the agent:
-/// [`RESUME_EACH`] for each lease, and at most [`RESUME_LONGEST`].
+/// Time per lease. After a restart of the agent, the clients spread their first requests over the
+/// sum of these times. The sum is at most [`RESUME_LONGEST`].
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
 /// Number of clients without an address that may start at the same time. If there are more of them,
@@ -167,7 +167,8 @@ impl AgentTerm<'_> {
 
     /// Does what is due for a lease at its deadline: the write that failed, the planned retry, then
     /// the steps of its DHCP client. While this agent is not the leader, a release that has begun
-    /// is put off, because the client would not repeat a frame that is not sent.
+    /// is put off. Otherwise its frame would not be sent, and the client would not repeat the
+    /// frame.
     pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;

@@ -316,7 +316,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Continues with a lease after an attempt to make or remove its link: starts the client, plans
+    /// Continues with a lease after an attempt to make or remove its link. Starts the client, plans
     /// another attempt to make the link, or takes the next step to end the lease.
     fn linked(&mut self, done: JobOutcome) {
         let now = clock::now();

@@ -1,8 +1,11 @@
 //! Writes records to the API server: one write at a time for each lease, and a few at a time in
 //! total.
 //!
-//! Invariant: a pending write is in the queue, or waits for the end of a write that is under way,
-//! or is queued at the time `rewrite` of its lease. The state of the lease's link does not matter.
+//! Invariant, whatever the state of the lease's link: a pending write is in one of three places.
+//!
+//! * The write is in the queue.
+//! * The write waits for the end of a write of the same record that is under way.
+//! * The write waits for the time `rewrite` of its lease, at which it is queued.
 
 use std::time::Duration;
 

@@ -21,10 +21,12 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::differs;
 
-/// Base of the delay after a write of a pool has failed or met a conflict. The requests are decided
-/// again after the delay. Each such write of the same pool doubles the delay, up to
-/// [`BATCH_RETRY`]. For a pool whose writes have failed [`PATIENCE`] times, the base is ten times
-/// as long, and the limit is [`LAST_RETRY`].
+/// Base of two delays after failed writes:
+///
+/// * Delay of a batch of requests, which is decided again after a write of a pool has failed or met
+///   a conflict. Each such write of the same pool doubles the delay, up to [`BATCH_RETRY`].
+/// * Delay of a pool whose writes have failed [`PATIENCE`] times. The delay begins at ten times the
+///   base. Each further failure doubles the delay, up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// Longest delay before a pool whose writes have failed [`PATIENCE`] times or more is written
 /// again.
@@ -34,8 +36,8 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 const BATCH_RETRY: Duration = Duration::from_millis(250);
 /// Number of failed writes of a pool in a row. After so many, a batch of requests no longer waits
 /// for the pool. Conflicts are counted separately ([`CONTENDED`]), because a conflict means that
-/// another client's write was accepted. A write without an answer counts as `PATIENCE` failed
-/// writes, because the whole batch has already waited for the deadline of this write.
+/// another client's write was accepted. A write without an answer raises the number to at least
+/// `PATIENCE`, because the whole batch has already waited for the deadline of this write.
 const PATIENCE: u32 = 3;
 /// Number of conflicts in a row when a pool is written. After so many, an Event reports them, and a
 /// batch of requests no longer waits for the pool.
@@ -52,18 +54,23 @@ pub(super) struct PoolTrouble {
 }
 
 impl LedgerTask {
-    /// Writes concurrently all pools that the allocator has marked as touched. A pool whose next
-    /// try is not due yet is not written. Adds to `failed` these pools, and the pools whose writes
-    /// have failed [`PATIENCE`] times or more, had no answer, or met [`CONTENDED`] conflicts or
-    /// more. Returns `true` if the batch must be decided again, because other pools were not
-    /// written and were read again. `false`: each pool that is not in `failed` was written. `Err`:
-    /// this replica no longer leads.
+    /// Writes concurrently all pools that the allocator has marked as touched. Does not write a
+    /// pool that is in `failed`. Adds to `failed` the pools for which this batch no longer waits:
+    ///
+    /// * Pools whose next try is not due yet. They are not written.
+    /// * Pools whose writes have failed [`PATIENCE`] times or more.
+    /// * Pools whose write had no answer.
+    /// * Pools whose writes have met [`CONTENDED`] conflicts or more.
+    ///
+    /// Returns `true` if writes of other pools have failed. Those pools were read again, and the
+    /// batch must be decided again. `false`: each touched pool that is not in `failed` was written.
+    /// `Err`: this replica no longer leads.
     ///
     /// A write without an answer may have been stored. So its pool is read again after the delay. A
     /// write before this read would conflict with the stored one.
     ///
     /// `failed`: pools that have failed in this batch. They are not written in this batch any more,
-    /// even if their next try becomes due, because the requests of all other pools would wait for
+    /// even if their next try becomes due. Otherwise the requests of all other pools would wait for
     /// the deadline of that write too.
     pub(super) async fn commit(&mut self, failed: &mut BTreeSet<String>) -> anyhow::Result<bool> {
         self.forget_outlived_refusals();
@@ -121,10 +128,11 @@ impl LedgerTask {
         Ok(true)
     }
 
-    /// Brings the stored pool to the state in the allocator: adds the finalizer, writes the status,
-    /// and removes the finalizer or the release annotation, each only if needed. Each write
-    /// requires the resourceVersion that the previous write returned. Returns the pool's metadata,
-    /// and the status that was written. `None` as the status: the stored status stays.
+    /// Brings the stored pool to the state in the allocator. Does these writes in this order, each
+    /// only if needed: adds the finalizer, writes the status, and removes the finalizer or the
+    /// release annotation. Each write requires the resourceVersion that the previous write
+    /// returned. Returns the pool's metadata, and the status that was written. `None` as the
+    /// status: the stored status stays.
     async fn write_pool(
         &self,
         name: &str,
@@ -218,9 +226,9 @@ impl LedgerTask {
     }
 
     /// Makes the ledger task read the pool `name` again after `delay`. A pool has at most one
-    /// planned reread, because a reread that fails plans the next one, so that several would go on
-    /// as long as reads fail. Of two rereads, the later one stays: the earlier one may come before
-    /// the next write of the pool is due, and would not cause this write.
+    /// planned reread. A failed reread plans the next one, so several rereads would all repeat as
+    /// long as reads fail. Of two rereads, the later one stays. The earlier one may come before the
+    /// next write of the pool is due, and would not cause this write.
     pub(super) fn reread_later(&mut self, name: &str, delay: Duration) {
         let at = Instant::now() + delay;
         if self.rereads.get(name).is_some_and(|(planned, _)| *planned >= at) {
@@ -235,7 +243,8 @@ impl LedgerTask {
     }
 }
 
-/// Merge patch that makes `change` to the metadata of the object with the metadata `meta`.
+/// Merge patch that applies `change` to an object's metadata. The patch requires the
+/// resourceVersion in `meta`, the object's metadata as last read or written.
 fn meta_patch(mut change: Value, meta: &ObjectMeta) -> Value {
     change["resourceVersion"] = json!(meta.resource_version);
     json!({"metadata": change})

@@ -78,9 +78,9 @@ impl LedgerTask {
         let mut waiting: Vec<_> = lbs
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
-            // LoadBalancers whose guest cluster is being removed, or whose namespace was not
-            // observed yet, or that wait for the list of VMs, get no address here. Their own
-            // reconcile decides later.
+            // Three kinds of LoadBalancers get no address here: their guest cluster is being
+            // removed, their namespace was not observed yet, or they wait for the list of VMs.
+            // Their own reconcile decides later.
             .filter(|lb| self.ctx.views.removal_of(lb).is_none())
             .filter(|lb| !self.ctx.views.awaits_vms(lb))
             .map(|lb| (lb, self.ctx.views.around(lb)))
@@ -151,10 +151,13 @@ impl LedgerTask {
         }
     }
 
-    /// Reads two kinds of LoadBalancers from the API server: those whose published address
-    /// contradicts the ledger of `seen`, and those with the name of a recorded owner whose UID is
-    /// not in `index`. Updates the entries of these LoadBalancers in `index`. The entries come from
-    /// the view, which may be older than the ledger.
+    /// Reads two kinds of LoadBalancers from the API server, and updates their entries in `index`:
+    ///
+    /// * LoadBalancers that publish an address for which a ledger names another owner. The ledger
+    ///   is the stored one in `seen`, or the one in memory.
+    /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `index`.
+    ///
+    /// The entries come from the view, which may be older than the ledger.
     async fn reread_owners(
         &self,
         seen: &PoolSeen,

@@ -26,8 +26,9 @@ pub enum LedgerError {
 
 type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 
-/// Message to the ledger task. The number of messages in the mailbox is not limited. But at most
-/// one request of each LoadBalancer is under way, and each change of an object is one message.
+/// Message to the ledger task. The number of messages in the mailbox is not limited. But each
+/// LoadBalancer waits for the answer to at most one request. Each other message reports one change
+/// of an object, or one orphan.
 pub(super) enum LedgerMessage {
     Claim(Box<LbFacts>, Reply<ClaimResult>),
     Release(Owner, Option<Reply<()>>),
@@ -37,8 +38,8 @@ pub(super) enum LedgerMessage {
     Orphaned(Box<OrphanClaim>),
 }
 
-/// Claim whose owner does not exist any more, or takes no address from pools any more, according to
-/// the API server.
+/// Claim that is an orphan according to the API server: the owner does not exist any more, or takes
+/// no address from pools any more. A third case is described at `namesake`.
 #[derive(Clone, Debug)]
 pub(super) struct OrphanClaim {
     pub(super) claim: Claim,
@@ -57,12 +58,14 @@ pub(super) struct RequestBatch {
     /// released.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
-    /// Whether the allocator must read the networks and the reserved addresses again: a network is
-    /// new, is gone or has moved to another segment, networks were listed, or the reserved
-    /// addresses have changed.
+    /// Whether the allocator must read the networks and the reserved addresses again. `true` in
+    /// these cases:
+    ///
+    /// * Networks were listed, or a network is new, is gone or has moved to another segment.
+    /// * The reserved addresses have changed.
     pub(super) networks: bool,
-    /// Whether the conditions of all pools must be decided again, because it has become known
-    /// whether another form has replaced the operator's form of IPPool's CRD.
+    /// Whether the conditions of all pools must be decided again, because the check of the form of
+    /// IPPool's CRD has a new result.
     pub(super) conditions: bool,
     /// Orphans that the API server has confirmed.
     pub(super) orphans: Vec<OrphanClaim>,
@@ -74,9 +77,9 @@ impl RequestBatch {
         self.claims.len() + self.releases.len() + self.pools.len()
     }
 
-    /// Whether this batch may give an address to a LoadBalancer that was not a waiter before.
-    /// `false`: the batch contains only releases and orphans. The addresses that they free go only
-    /// to waiters.
+    /// Whether the batch contains more than releases and orphans, so that a LoadBalancer that was
+    /// no waiter before may get an address. `false`: the addresses that the batch frees go only to
+    /// waiters.
     pub(super) fn may_give_an_address(&self) -> bool {
         !self.claims.is_empty() || !self.pools.is_empty() || self.networks || self.conditions
     }
@@ -92,7 +95,7 @@ pub struct LedgerHandle {
     mailbox: mpsc::UnboundedSender<LedgerMessage>,
     confirmed: Arc<Mutex<ConfirmedClaims>>,
     /// UIDs of LoadBalancers that the allocator knows, although their `spec.ipam` is `dhcp`. The
-    /// last sweep found them, and they were not released since.
+    /// last sweep found them. [`Self::release`] removes the UID of its LoadBalancer.
     strays: Arc<Mutex<HashSet<String>>>,
 }
 
@@ -133,7 +136,8 @@ impl LedgerHandle {
         Ok(answer)
     }
 
-    /// Releases every claim of the owner. Returns when no stored ledger names the owner any more.
+    /// Releases every claim that the allocator has for the owner's UID, and the owner's waiting
+    /// request. Returns when no stored ledger has these claims any more.
     pub async fn release(&self, owner: Owner) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
         let uid = owner.uid.clone();
@@ -144,7 +148,7 @@ impl LedgerHandle {
     }
 
     /// Whether the last sweep found a claim or a waiting request of this LoadBalancer, although its
-    /// `spec.ipam` is `dhcp`, and neither was released since.
+    /// `spec.ipam` is `dhcp`. `false` again after [`Self::release`] has succeeded.
     pub fn is_stray(&self, owner: &Owner) -> bool {
         lock(&self.strays).contains(&owner.uid)
     }

@@ -1,5 +1,6 @@
-//! Reads the annotation with which an administrator releases an address whose LoadBalancer is gone,
-//! and releases the address or reports why not.
+//! Manual release of an address whose LoadBalancer is gone. An administrator requests the release
+//! by an annotation on the pool. This module releases the address, or reports why the release is
+//! refused.
 
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use crate::domain::pools::manual_release::ManualRelease;
 use crate::domain::pools::status::manual_release_refused;
 use crate::k8s::read::ApiReader;
 
-/// Reason of a refused manual release: the API server did not answer, so it is unknown whether the
-/// LoadBalancer exists. The operator asks the API server again.
+/// Reason of a refused manual release: the LoadBalancer could not be read, so it is unknown whether
+/// the LoadBalancer exists. The operator tries the read again.
 const UNKNOWN: &str = "Unknown";
 
 /// Reason of a refused manual release: the LoadBalancer exists.
@@ -19,8 +20,8 @@ const STILL_IN_USE: &str = "StillInUse";
 
 impl LedgerTask {
     /// Carries out the release that the pool's annotation requests, or records why the release is
-    /// refused. The release changes only the allocator. The next commit writes the result, and
-    /// removes the annotation, except after a refusal.
+    /// refused. The release changes only the allocator. The next commit writes the result. Unless
+    /// the release was refused, the commit also removes the annotation.
     pub(super) async fn consider_manual_release(&mut self, pool: &str) {
         let text = self.stored.get(pool).and_then(|stored| stored.manual().map(str::to_owned));
         let Some(text) = text else { return };

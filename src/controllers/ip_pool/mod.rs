@@ -1,14 +1,16 @@
 //! The ledger task. While this process leads, only this task allocates and releases the addresses
 //! of pools.
 //!
-//! Requests wait in the task's mailbox. [`PoolAllocator`] has all ledgers in memory. It decides a
-//! batch of requests, and each pool that the batch changes is written once. A request is answered
-//! when the API server has accepted the write.
+//! Requests wait in the task's mailbox. [`PoolAllocator`] has all ledgers in memory, and decides a
+//! batch of requests. One write stores all changes of the batch in a pool's ledger. A request that
+//! changes a ledger is answered when the API server has accepted the write. After a failed write,
+//! the batch is decided and written again, or the requests of this pool are refused.
 //!
 //! The LoadBalancer controller sends its requests through [`LedgerHandle`]. The ledger task makes
-//! every write of a stored ledger, with two exceptions: [`super::kube_vip_import`] creates pools
-//! and records the former owners of their addresses, and [`keep_published`] records claims after a
-//! restore of etcd.
+//! every write of a stored ledger, with two exceptions:
+//!
+//! * [`super::kube_vip_import`] creates pools, and records the former owners of their addresses.
+//! * [`keep_published`] records claims after a restore of etcd.
 
 mod commit;
 mod load;
@@ -126,8 +128,8 @@ impl LedgerTask {
             LedgerMessage::Claim(facts, reply) => {
                 let is_stored = |claim: &Claim| self.is_stored(claim, &facts.owner);
                 if let Some(result) = self.allocator.peek(&facts, is_stored) {
-                    // The answer to a guest load balancer is not kept for later requests, because
-                    // no change of a VM triggers a reconcile of such a LoadBalancer.
+                    // The answer to a guest load balancer is not kept. Such a LoadBalancer seldom
+                    // asks again, because no change of a VM triggers its reconcile.
                     if !facts.guest {
                         self.handle.confirmed().confirm(*facts, result.clone());
                     }

@@ -17,8 +17,8 @@ use crate::k8s::trimmed::TrimmedLb;
 
 /// Time after which the attempts to record the published addresses end. The first attempts may
 /// fail, because an API server refuses calls at its start until it has read the roles. The
-/// published addresses are lost with the process. So the time is nearly as long as the process may
-/// live: the process does not read the Lease any more, and after a minute without a read,
+/// published addresses are lost with the process. So this time is nearly as long as the process may
+/// live. The process does not read the Lease any more, and after a minute without a read,
 /// `/healthz` fails.
 const PATIENCE: Duration = Duration::from_secs(50);
 /// Pause between two attempts to record the published addresses.
@@ -27,9 +27,10 @@ const AGAIN: Duration = Duration::from_millis(250);
 const WHY: &str = "etcd was restored from a backup";
 
 /// Records the published address of each LoadBalancer that is in this replica's view but no longer
-/// in the API server. Logs each LoadBalancer that the restore changed. Called before the process
-/// ends, whether the process leads or not. The view is from before the restore, and is lost with
-/// the process.
+/// in the API server. An address is only logged if its pool is gone, or if the pool's ledger names
+/// another LoadBalancer for the address. Logs each LoadBalancer that the restore changed. Called
+/// before the process ends, whether the process leads or not. The view is from before the restore,
+/// and is lost with the process.
 pub async fn keep_published(ctx: &Context) {
     if !ctx.views.is_synced() {
         tracing::warn!(

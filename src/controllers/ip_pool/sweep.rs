@@ -1,13 +1,18 @@
-//! Finds claims whose LoadBalancer is missing in the view, or takes no address from pools. If the
-//! API server confirms that the LoadBalancer is gone, the claim is freed. Pools that keep claims
-//! without a LoadBalancer are skipped. A LoadBalancer with several claims is reconciled, because
-//! its change to another pool may have been interrupted. A LoadBalancer with `ipam: dhcp` that has
-//! a claim or waits for one is reconciled, because `spec.ipam` may have changed before the status
-//! showed the claim or the wait.
+//! Sweep: the search for claims that no LoadBalancer should have any more.
+//!
+//! * A claim is suspect if its owner is missing in the view. It is also suspect if it has no UID,
+//!   and the LoadBalancer with the owner's name holds another address of the pool. The LoadBalancer
+//!   is read from the API server. If the read confirms the suspicion, the claim is freed. A claim
+//!   whose LoadBalancer is gone stays as long as the LoadBalancer's Service exists. Pools that keep
+//!   claims without a LoadBalancer are skipped.
+//! * A LoadBalancer with several claims is reconciled, because its change to another pool may have
+//!   been interrupted.
+//! * A LoadBalancer with `ipam: dhcp` is reconciled if it has a claim or waits for one. Its
+//!   `spec.ipam` may have changed before the status showed the claim or the wait.
 //!
 //! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
-//! as a message. The ledger may have changed by then, so it is checked again: an address is freed
-//! only if it still belongs to the owner that was looked up.
+//! as a message. The ledger may have changed by then. So an address is freed only if it still
+//! belongs to the owner that was looked up.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -36,9 +41,8 @@ const LOOKUPS: usize = 8;
 const MOST_EVENTS: usize = 5;
 
 impl LedgerTask {
-    /// Enqueues the LoadBalancers that must release a claim or a waiting request. Starts to look up
-    /// the owners of claims whose LoadBalancer is missing in the view, unless the lookups of an
-    /// earlier sweep are still under way.
+    /// Enqueues the LoadBalancers that must release a claim or a waiting request. Starts the
+    /// lookups of the suspect claims, unless the lookups of an earlier sweep are still under way.
     pub(super) fn sweep(&mut self) {
         let (mut again, mut strays) = (Vec::new(), HashSet::new());
         for lb in self.ctx.views.load_balancers.state() {
@@ -75,10 +79,10 @@ impl LedgerTask {
 
     /// Reports freed claims in the metrics, in the log, and in Events of the pools that held them.
     ///
-    /// The claims of a pool in `failed` wait for the next write of this pool. If the failed write
-    /// was not stored, the pool that is read again still has these claims. The next sweep frees
-    /// them again, so that each is reported once. The claims that wait at the end of the term are
-    /// not reported.
+    /// While a pool is in `failed`, the report of its claims waits for the next write of the pool.
+    /// If the failed write was not stored, the pool that is read again still has these claims. The
+    /// next sweep frees them again, so that each is reported once. Claims that still wait at the
+    /// end of the term are not reported.
     pub(super) fn report_freed<'a>(
         &mut self,
         freed: impl Iterator<Item = &'a OrphanClaim>,
@@ -139,10 +143,10 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
                 return Some(orphan(Some(lb.uid().unwrap_or_default())));
             }
             // Harvester's CRD stores no UIDs. So after a change of leaders, the claim of a
-            // LoadBalancer that was changed to `ipam: dhcp` may have no UID, and the release of the
-            // LoadBalancer's claims does not find it. The Service of a vm LoadBalancer asks for
-            // another address by now. But a LoadBalancer whose type was changed too may still have
-            // its former Service.
+            // LoadBalancer that was changed to `ipam: dhcp` may have no UID. The release of the
+            // LoadBalancer's claims does not find such a claim. The Service of a vm load balancer
+            // asks for another address by now, so the claim is an orphan. If the type was changed
+            // too, the former Service may still exist, which is checked below.
             if listeners::is_vm(&lb) {
                 return Some(orphan(None));
             }
@@ -155,8 +159,8 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
 }
 
 /// Whether the owner's Service exists. Such a Service still uses the address. After the deletion of
-/// its LoadBalancer, a Service exists until it is garbage collected. `None`: the API server gave no
-/// answer.
+/// its LoadBalancer, a Service exists until it is garbage collected. `None`: the Service could not
+/// be read.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
     let service = api.call_get_if_served(name).await.ok()?;

@@ -12,8 +12,8 @@ use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason::NoAddressReason;
 
 /// Allocates the LoadBalancer's address: by a claim in an IPPool's ledger, or by a DHCPLease. A
-/// LoadBalancer without an address gets none while its guest cluster is being removed, or while VMs
-/// determine its network and are not listed.
+/// LoadBalancer without an address gets none while its guest cluster is being removed. The same is
+/// true while the VMs that determine its network are not listed.
 pub(super) async fn allocate(
     observed: &ObservedLb,
     ctx: &LbContext,
@@ -75,9 +75,8 @@ async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, Reco
 }
 
 /// Gives no address to a LoadBalancer without an address. Releases the LoadBalancer's claim or
-/// waiting request in the ledger. Fails with
-/// [`ReconcileError::Outdated`] if the object is from a view, because an address that the view does
-/// not show yet must stay. `why`: the reported reason.
+/// waiting request in the ledger. Fails with [`ReconcileError::Outdated`] if the object is from a
+/// view, because an address that the view does not show yet must stay. `why`: the reported reason.
 async fn refuse(
     observed: &ObservedLb,
     why: NoAddressReason,

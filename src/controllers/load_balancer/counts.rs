@@ -2,18 +2,20 @@
 //!
 //! EndpointSlices are written at once, because traffic follows them. The counts are for people,
 //! with the exception below. The delay merges the writes of several changes, for example when a
-//! node with many VMs fails, and leaves out the writes for a VM that is ready again within
-//! [`DELAY`]. Without the delay, such a VM cost 1.4 times the CPU time, and the slowest changes of
-//! EndpointSlices (p99) took twice as long, because a reconcile waited for the write of the counts
-//! (`make bench`, part `endpoints`).
+//! node with many VMs fails. If a VM is ready again within [`DELAY`], the delay saves the writes
+//! for this VM. Without the delay, such a VM cost 1.4 times the CPU time. Also, the slowest changes
+//! of EndpointSlices (p99) took twice as long, because a reconcile waited for the write of the
+//! counts (`make bench`, part `endpoints`).
 //!
 //! The exception: `backendServers` decides whether a VM keeps an address that has become the
-//! ingress address of a Service ([`backend_address::fault`]). Until the write, a new address of a
-//! VM is not listed, so a Service that gets this address takes it from the VM. A tenant gains
-//! nothing by the delay: if the Service had the address before the VM, `fault` refuses the address
-//! as well. Until the write, the address of a VM that is being deleted is still listed. So if the
-//! VM could keep its address although a Service has it, the VM may drain there for that much
-//! longer.
+//! ingress address of a Service ([`backend_address::fault`]). The delay has two effects on this
+//! decision:
+//!
+//! * Until the write, a new address of a VM is not listed. So a Service that gets this address
+//!   takes it from the VM. A tenant gains nothing by the delay: if the Service had the address
+//!   before the VM, `fault` refuses the address as well.
+//! * Until the write, the address of a VM that is being deleted is still listed. So if a Service
+//!   gets this address, the VM may drain at the address for that much longer.
 //!
 //! [`backend_address::fault`]: crate::domain::vm_backends::backend_address::fault
 //!

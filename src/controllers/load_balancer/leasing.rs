@@ -8,8 +8,8 @@
 //! Service, [`super::super::dhcp_lease`] deletes the record.
 //!
 //! The events of the record trigger the reconciles of its LoadBalancer. If the view lacks the
-//! record, for example because the operator has no right to list DHCPLeases, the LoadBalancer is
-//! reconciled again after a pause ([`UNSEEN_AGAIN`]).
+//! record, the LoadBalancer is reconciled again after a pause ([`UNSEEN_AGAIN`]). The view lacks
+//! records, for example, if the operator has no right to list DHCPLeases.
 
 use std::time::{Duration, Instant};
 
@@ -132,9 +132,9 @@ fn decide(
     })
 }
 
-/// Reason why the API server refused to create or change a DHCPLease. `None`: the DHCPLease has
-/// changed or is gone, so it must be read again. `Err`: a retry may succeed. `creating`: whether
-/// the failed write was the creation.
+/// Reason why the API server refused to create or change a DHCPLease. `None`: the DHCPLease must be
+/// read again, because it exists already, has changed or is gone. `Err`: a retry may succeed.
+/// `creating`: whether the failed write was the creation.
 fn refusal(error: CallError, creating: bool) -> Result<Option<NoLease>, CallError> {
     match error {
         CallError::NotFound(_) if creating => Ok(Some(NoLease::Refused(
@@ -207,10 +207,10 @@ pub(super) fn ends_at(lb: &LoadBalancer, ctx: &LbContext) -> Option<Instant> {
     Instant::now().checked_add(left + Duration::from_millis(10))
 }
 
-/// Time until the LoadBalancer is reconciled again, because no event reports the next change of its
-/// leased address, or the end of the obstacle that `outcome` names. `is_unseen` returns whether the
-/// view lacks the LoadBalancer's DHCPLease. `None`: an event reports it, or the host does not lease
-/// the address.
+/// Time until the LoadBalancer is reconciled again. The reason is that no event reports the next
+/// change of its leased address, or the end of the obstacle that `outcome` names. `is_unseen`
+/// returns whether the view lacks the LoadBalancer's DHCPLease. `None`: an event reports that
+/// change or that end, or the host does not lease the address.
 pub(super) fn again(
     outcome: &AddressOutcome,
     is_unseen: impl FnOnce() -> bool,
@@ -218,7 +218,8 @@ pub(super) fn again(
     let AddressOutcome::Host(lease) = outcome else { return None };
     match lease {
         Err(NoLease::TakingOver { .. }) => Some(dhcp_lease::TAKEOVER_AGAIN),
-        // No event reports that a pool excludes the address, or that the other user is gone.
+        // No event reports the end of these obstacles, for example that a pool now excludes the
+        // address, or that the other user is gone.
         Err(NoLease::IdentityTaken(_) | NoLease::Unusable(_)) => Some(LOOKS_AGAIN),
         // No event reports that the API server would accept the DHCPLease, for example because a
         // ResourceQuota has room again.

@@ -7,10 +7,10 @@
 //! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices. The
 //! exceptions are the rewrite without a change by [`super::storage_version`], and the condition
 //! that [`crate::k8s::other_controller`] writes while the Go controller holds the Lease.
-//! [`super::ip_pool`] writes the ledgers. An address is published only after the ledger has
-//! answered. A claim is released only when no Service requests its address any more. The finalizer
-//! is removed only after the ledger has released the claim. An address that the host leases by DHCP
-//! is published from its DHCPLease.
+//! [`super::ip_pool`] writes the ledgers. An address of a pool is published only after the ledger
+//! has answered. A claim is released only when no Service requests its address any more. The
+//! finalizer is removed only after the ledger has released the claim. An address that the host
+//! leases by DHCP is published from its DHCPLease.
 
 mod address;
 mod counts;
@@ -58,8 +58,9 @@ const AWAITED_WRITES_AT_ONCE: usize = 24;
 /// finalized at the same time. A greater number would not finish them earlier, but would leave the
 /// API server no free core. The API server would then deliver the events of all LoadBalancers late.
 const LARGE_AT_ONCE: usize = 2;
-/// Maximum number of LoadBalancers that are held whole in memory at the same time. A LoadBalancer
-/// is held whole if a view has only a part of it. Its size is at most 1.5 MiB, the limit of etcd.
+/// Maximum number of LoadBalancers that are held whole in memory at the same time. If a view has
+/// only a part of a LoadBalancer, a reconcile may read the whole LoadBalancer. The whole
+/// LoadBalancer has at most 1.5 MiB, the limit of etcd.
 const WHOLE_AT_ONCE: usize = 8;
 /// Maximum number of passes of one reconcile, if the LoadBalancer, its Service or one of its
 /// EndpointSlices changes during each pass.
@@ -67,9 +68,9 @@ const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Number of reconciles of one LoadBalancer that run without delay, if no reconcile of it ran for
-/// [`RECONCILE_EVERY`] times this number. From its creation to its announcement, a LoadBalancer
-/// needs fewer reconciles.
+/// Number of reconciles of one LoadBalancer that may run without delay, after a pause without
+/// reconciles. The pause is this number times [`RECONCILE_EVERY`]. From its creation to its
+/// announcement, a LoadBalancer needs fewer reconciles.
 const RECONCILES_AT_ONCE: u32 = 20;
 /// Interval of the reconciles of a LoadBalancer that changes all the time. Its EndpointSlices, and
 /// the correction of its Service, are late by at most this time.
@@ -97,7 +98,7 @@ pub struct LbContext {
     began: Instant,
     pace: Mutex<ReconcilePace>,
     failures: FailedReconciles<ObjectRef<LoadBalancer>>,
-    /// Recently created DHCPLeases, each with the time of its creation.
+    /// DHCPLeases whose creation began recently, each with the time of that beginning.
     made: tokio::sync::Mutex<Vec<(Instant, DHCPLease)>>,
 }
 
@@ -152,9 +153,11 @@ pub enum ReconcileError {
     /// An object could not be read or written.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The LoadBalancer must be read from the API server: the LoadBalancer, its Service or one of
-    /// its EndpointSlices has changed since the decision, the view has only a part of the
-    /// LoadBalancer, or the decision must not be made from a view.
+    /// The LoadBalancer must be read from the API server, for one of these reasons:
+    ///
+    /// * The LoadBalancer, its Service or one of its EndpointSlices has changed since the decision.
+    /// * The view has only a part of the LoadBalancer.
+    /// * The decision must not be made from a view.
     #[error("the LoadBalancer, its Service or an EndpointSlice has changed meanwhile")]
     Outdated,
     /// A necessary write is not possible: the API server refuses it, or the object has another
@@ -238,12 +241,14 @@ enum Allocation {
 /// Address of a LoadBalancer, and the state of its Service.
 struct ServingOutcome {
     outcome: AddressOutcome,
-    /// State of the Service of a vm load balancer. `None`: the LoadBalancer is a guest load
-    /// balancer, its finalizer or published address is not stored yet, or it has no address and no
-    /// Service.
+    /// State of the Service of a vm load balancer. `None` for three kinds of LoadBalancers:
+    ///
+    /// * Guest load balancers.
+    /// * LoadBalancers whose finalizer or published address is not stored yet.
+    /// * LoadBalancers without an address and without a Service.
     report: Option<ServingStatus>,
-    /// Time until the Service must be read again. `None`: an event will report each change of the
-    /// Service.
+    /// Time until the next reconcile because of the Service. `None`: an event will report the next
+    /// change of the Service.
     again: Option<Duration>,
 }
 
@@ -330,9 +335,10 @@ async fn reconcile(
     Ok([again, leased, ends_in].into_iter().flatten().min())
 }
 
-/// Removes Service, claim and finalizer, in this order. Returns the time until the next pass, while
-/// a finalizer delays the deletion of the Service. The deletion event of the Service triggers a
-/// pass earlier, but a Service has no such event if a user has removed the operator's label.
+/// Removes Service, claim and finalizer, in this order. Returns the time until the next pass if a
+/// finalizer delays the deletion of the Service, otherwise `None`. The deletion event of the
+/// Service triggers a pass earlier. But if a user has removed the operator's label from the
+/// Service, there is no such event.
 async fn withdraw(
     observed: ObservedLb,
     ctx: &LbContext,

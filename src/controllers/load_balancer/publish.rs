@@ -21,8 +21,8 @@ use crate::k8s::CallError;
 ///
 /// The API server drops `status.endpoints` if it has the schema of Harvester's CRD. The first write
 /// without an effect shows that the field is dropped. From then on, no write is made only to add
-/// the field. A write with other changes still contains the field. So the field is stored as soon
-/// as the API server has the schema of the operator's CRD.
+/// the field. A write with other changes still contains the field. If the API server has the schema
+/// of the operator's CRD by then, such a write stores the field.
 pub(super) async fn publish(
     observed: &ObservedLb,
     served: &ServingOutcome,

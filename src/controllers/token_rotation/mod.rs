@@ -1,10 +1,12 @@
 //! Reconciles TokenRotations, and decides which of them must be reconciled, and when.
 //!
 //! The recorded state, in the status of a rotation, is evaluated first. The rotation and its target
-//! are read from their servers only if the state requires a step, or if an object that the rotation
-//! depends on has changed. A Rancher reports no change, so the Rancher is also read every five
-//! minutes. Invariants: few rotations are reconciled at the same time. Few begin to replace their
-//! credential in one second, however many are due, unless an annotation requests it.
+//! are read from their servers only in two cases: the state requires a step, or an object that the
+//! rotation depends on has changed. A Rancher reports no change, so the Rancher is also read every
+//! five minutes.
+//!
+//! Invariants: few rotations are reconciled at the same time. Few begin to replace their credential
+//! in one second, however many are due, unless an annotation requests it.
 
 mod children;
 mod deletion;

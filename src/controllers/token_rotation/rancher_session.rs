@@ -109,7 +109,7 @@ async fn authority(
 }
 
 /// Opens a session: reads the API key, and the tokens that the key's user has in Rancher. Sets
-/// `clock` to the clock of the credentials' issuer.
+/// `clock` to the clock of the credentials' issuer, if the answer contains its time.
 pub(super) async fn open(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -119,8 +119,8 @@ pub(super) async fn open(
     let RancherAccess { issuer, key, url, clock: own } = access(context, rotation, server).await?;
     let by_account = CredentialIssuer::of(rotation) == CredentialIssuer::ServiceAccount;
     let issued = match issuer.issued().await {
-        // The user's tokens are not needed, because Rancher is not the issuer. The key must only be
-        // allowed to write the cloud credential.
+        // The user's tokens are not needed, because Rancher is not the issuer. The key needs only
+        // the rights to the cloud credential.
         Err(_) if by_account => IssuedTokens::unlisted(),
         other => other?,
     };
@@ -138,9 +138,10 @@ pub(super) async fn open(
     Ok(RancherSession { issuer, issued, view: None, key, url, unread: 0, listed: Vec::new() })
 }
 
-/// Reason why tokens of `user` must not be put into the cloud credential `credential`: another user
-/// owns the cloud credential, and the spec does not allow another owner. `None`: the cloud
-/// credential may get these tokens. `user`: the API key's user.
+/// Reason why the cloud credential `credential` must not get tokens of `user`, the API key's user.
+/// The only such reason: another user owns the cloud credential, and the spec does not allow
+/// another owner. `None`: there is no such reason, or this TokenRotation puts no token of `user`
+/// into the cloud credential.
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,

@@ -82,7 +82,8 @@ impl RotationRun<'_> {
 
 /// Reason why a step was not done.
 pub(super) enum StepFault {
-    /// A call failed. The reconcile ends and begins again soon, and nothing is recorded.
+    /// A call failed. The reconcile ends, and nothing is recorded. The reconcile begins again soon,
+    /// unless this replica no longer leads.
     Call(CallError),
     /// The step has failed: the failure is recorded, and each further try comes after a longer
     /// pause.

@@ -128,9 +128,9 @@ impl RotationRun<'_> {
         self.context.ctx.events.normal(self.rotation.object_ref(&()), reason, note);
     }
 
-    /// Records in the status that `step` has failed for the credential `name`, which is empty for a
-    /// removal of the old credential from the target. Reports the failure, with the reason `why`,
-    /// in the log, in the metrics and by an Event.
+    /// Records in the status that `step` has failed. Reports the failure in the log, in the metrics
+    /// and by an Event. `name`: the credential. Empty: the step was the removal of the old
+    /// credential from the target. `why`: the reason of the failure.
     pub(super) async fn record_failure(
         &mut self,
         step: RotationStep,
@@ -159,9 +159,9 @@ impl RotationRun<'_> {
         self.write_status(next, Some(&ReadyState::failed(step, why))).await
     }
 
-    /// Writes the condition Ready of a rotation that had no step to do at the time `decided`.
-    /// `until`: time of the rotation's next step. `None`: no step is planned. Returns the time
-    /// until the next reconcile.
+    /// Writes the condition Ready of a rotation that had no step to do at the time `decided`, or
+    /// that waits for its turn. `until`: time of the rotation's next step. `None`: no step is
+    /// planned. Returns the time until the next reconcile.
     pub(super) async fn wait(
         &mut self,
         until: Option<Seconds>,

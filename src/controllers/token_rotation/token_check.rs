@@ -1,9 +1,13 @@
-//! Checks of the token in use in a Rancher, once a minute between two reconciles. So a token that
-//! was revoked by hand is replaced about a minute later, although no event reports the revocation.
+//! Checks of the token in use in a Rancher, between two reconciles. A check runs once a minute, or
+//! every five minutes if the API key's user is not permitted to see the token. So a token that was
+//! revoked by hand is usually replaced about a minute later, although no event reports the
+//! revocation.
 //!
-//! Invariants: a check makes one call to the Rancher. The call uses the API key and not the token,
-//! so that only the token's users change the token's time of last use. A check decides nothing. A
-//! difference only triggers a reconcile.
+//! Invariants:
+//!
+//! * A check makes at most one call to the Rancher. The call uses the API key and not the token, so
+//!   that only the token's users change the token's time of last use.
+//! * A check decides nothing. A difference only triggers a reconcile.
 
 use std::time::{Duration, Instant};
 
@@ -18,22 +22,26 @@ use crate::domain::credentials::rotation::IssuerReport;
 
 /// Pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_mins(1);
-/// Deadline of a check. The deadline is short, because a check runs in a reconcile, and few
-/// reconciles run at the same time.
+/// Deadline of a check. The deadline is short, because a check takes one of the few places for
+/// concurrent reconciles.
 const CHECK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Last observed state of a token in use (`report`), and the time of the next check (`at`).
 pub(super) struct TokenCheck {
     report: IssuerReport,
     at: Instant,
-    /// Whether the last check found a state of the token other than `report`.
+    /// Whether the last check required a reconcile: the state of the token was not `report`, or the
+    /// Rancher could not be called with the API key.
     differs: bool,
 }
 
 impl RotationRun<'_> {
     /// Schedules the next check of the token in use. Returns the time until that check. `None`: no
-    /// check is scheduled, because the issuer has reported no state of a valid token, or because
-    /// this TokenRotation does not replace the token.
+    /// check is scheduled, for one of these reasons:
+    ///
+    /// * The target or the Rancher could not be read.
+    /// * The issuer has reported no state of a valid token.
+    /// * This TokenRotation does not replace the token, or is being deleted.
     pub(super) fn schedule_check(&self) -> Option<Duration> {
         let name = ObjectRef::from_obj(&self.rotation);
         let mut checks = lock(&self.context.checks);
@@ -58,8 +66,9 @@ impl RotationRun<'_> {
 }
 
 /// Checks the token in use, if a check is due. Returns the time until the next check, or
-/// `Duration::MAX` if no check is scheduled. `None`: a reconcile is required, because the state of
-/// the token has changed, or the Rancher cannot be called.
+/// `Duration::MAX` if no check is scheduled. `None`: a reconcile is required. Either the state of
+/// the token has changed, or the Rancher does not accept the API key, or the spec and its Secrets
+/// give no access to the Rancher. A Rancher that does not answer requires no reconcile.
 pub(super) async fn check_if_due(
     context: &RotationContext,
     rotation: &TokenRotation,

@@ -98,8 +98,8 @@ pub(super) async fn serve(
     }
     let before = ctx.shared.views.service_addresses(lb);
     let Some(mut report) = announce(lb, &outcome, ctx).await? else { return Ok(None) };
-    // No watch event reports the operator's own write of the Service. After it, the claims of other
-    // addresses can be released.
+    // No watch event reports the operator's own write of the Service. After this write, the claims
+    // of other addresses can be released.
     let had_others = match before {
         AnnouncedAddresses::Known(all) => all.into_iter().any(|ip| Some(ip) != outcome.address()),
         AnnouncedAddresses::Unknown => false,
@@ -118,8 +118,8 @@ pub(super) async fn serve(
 
 /// Time until the next reconcile of a LoadBalancer with this Service. `had_others`: whether the
 /// Service had another address than the claimed one before this reconcile. `has_vms`: whether the
-/// VMs were listed. If not, no reconcile changes the Service, and the end of the list triggers the
-/// next one. `None`: an event will report each change.
+/// VMs were listed. If they were not, no reconcile changes the Service, and the end of the list
+/// triggers a reconcile. `None`: an event will report each change.
 fn again(service: &ServiceState, had_others: bool, has_vms: bool) -> Option<Duration> {
     match service {
         // No watch event reports a change of a foreign Service, or that the API server would accept
@@ -272,7 +272,8 @@ pub(super) fn may_be_served(lb: &LoadBalancer, ctx: &LbContext) -> bool {
 }
 
 /// Ends the health checks of the VMs, and deletes the Service of the LoadBalancer, then its slices.
-/// Returns whether they are gone. `false`: a finalizer delays the deletion of the Service.
+/// Returns whether the Service and the slices are gone. `false`: a finalizer delays the deletion of
+/// the Service.
 pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
     ctx.prober.remove(&at.key);
@@ -307,7 +308,7 @@ fn into_error(obstacle: WriteObstacle) -> ReconcileError {
 }
 
 /// Obstacle after a write of an object failed with `error`. If the object has changed since the
-/// view was updated, reads it into the view by `read`, and the reconcile begins again.
+/// view was updated, `read` reads the object into the view, and the reconcile begins again.
 async fn not_written(
     error: CallError,
     read: impl Future<Output = Result<(), WriteObstacle>>,

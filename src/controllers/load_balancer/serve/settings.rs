@@ -120,9 +120,9 @@ impl ServiceTarget<'_> {
         Ok(())
     }
 
-    /// Writes `settings` into the annotation [`SETTINGS`] of the first slice that `is_so` selects.
-    /// Null removes the annotation. `is_so` gets whether the slice holds settings, and returns
-    /// whether to select the slice. Returns `false` if no slice is selected.
+    /// Writes `settings` into the annotation [`SETTINGS`] of the first slice for which `is_so`
+    /// returns `true`. The argument of `is_so` says whether the slice holds settings. Null removes
+    /// the annotation. Returns `false` if `is_so` returns `true` for no slice.
     async fn annotate_slice(
         &self,
         is_so: impl Fn(bool) -> bool,

@@ -62,8 +62,8 @@ impl ServiceTarget<'_> {
         Err(self.unsettled("EndpointSlices").into())
     }
 
-    /// Updates the endpoints in the stored slices of this family, so that traffic follows the VMs
-    /// even while the Service cannot be changed: the spec is not valid, or a finalizer delays the
+    /// Updates the endpoints in the stored slices of this family, so that traffic follows the VMs.
+    /// Called while the Service cannot be changed: the spec is not valid, or a finalizer delays the
     /// end of a Service of another family.
     pub(super) async fn keep_endpoints(
         &self,
