@@ -131,8 +131,9 @@ struct ControllerArgs {
     #[command(flatten)]
     dhcp: dhcp::DhcpArgs,
     /// Namespaces, separated by commas, whose TokenRotations are carried out. The operator needs
-    /// rights in each of them, and touches no Secret in other namespaces. With an entry of the form
-    /// NAMESPACE/SECRET+SECRET, the operator touches only these Secrets in this namespace.
+    /// rights in each of them. In other namespaces, it touches no Secret except the one with the
+    /// certificates of its webhooks. With an entry of the form NAMESPACE/SECRET+SECRET, the operator
+    /// touches only these Secrets in this namespace.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
     #[command(flatten)]
