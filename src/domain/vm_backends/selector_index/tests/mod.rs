@@ -298,7 +298,7 @@ fn selectors_that_differ_have_different_digests() {
     let one = selector(&[("app", &["web\u{1}db"])]);
     let others: [&[(&str, &[&str])]; 4] = [
         &[("app", &["web", "db"])],
-        &[("app", &["webdb"])],
+        &[("appweb", &["\u{1}db"])],
         &[("app", &["web"]), ("db", &[])],
         &[("app", &["web\u{1}", "db"])],
     ];
