@@ -185,8 +185,8 @@ pub struct Selector {
 #[serde(rename_all = "camelCase")]
 pub struct Scope {
     /// Rancher project of the LoadBalancer's namespace, as `cluster/project`. `*` matches any.
-    /// Unset or empty: matches any project. But if the namespace has a project, pools whose entry
-    /// has this project or `*` are tried first.
+    /// Unset or empty: matches any project, but loosely if the namespace has a project. A pool with
+    /// a loose match is tried after the pools of which all fields match, none of them loosely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub project: Option<String>,
@@ -196,8 +196,8 @@ pub struct Scope {
     #[schemars(length(max = 253))]
     pub namespace: Option<String>,
     /// Name of the LoadBalancer's guest cluster. `*` matches any. Unset or empty: matches any guest
-    /// cluster. But if the LoadBalancer has a guest cluster, pools whose entry has this name or `*`
-    /// are tried first.
+    /// cluster, but loosely if the LoadBalancer has one. A pool with a loose match is tried after
+    /// the pools of which all fields match, none of them loosely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub guest_cluster: Option<String>,

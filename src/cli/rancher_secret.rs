@@ -73,7 +73,8 @@ impl RancherSecretArgs {
     }
 }
 
-/// Reads the API key, tests it, and prints the Secret.
+/// Reads the API key, tests it, and prints the Secret. With `--cloud-credential`, also prints the
+/// TokenRotation, and a new ServiceAccount with its rights.
 pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let key = key()?;
     let RancherSecretArgs { url, ca_checksum, namespace, name, .. } = &args;

@@ -153,9 +153,9 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
 /// included.
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Copy of a webhook configuration, or of parts of a CRD, for the report. In place of a
-/// certificate, the copy says whether a certificate exists. The copy omits `managedFields` and the
-/// object that `kubectl apply` stored.
+/// Copy of a webhook configuration, or of parts of a CRD, for the report. Each `caBundle` becomes
+/// `true` or `false`: whether the bundle has content. The copy omits `managedFields`, and the
+/// annotation in which `kubectl apply` stores the last applied object.
 pub fn registration(configuration: &Value) -> Value {
     match configuration {
         Value::Object(fields) => {

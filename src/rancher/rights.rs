@@ -113,9 +113,8 @@ impl ServerClient {
         }
     }
 
-    /// The first right of the node driver that a token's bearer lacks. `None`: the bearer has all
-    /// rights. `namespace`: namespace where the bearer must have the rights. `None` as the
-    /// namespace: the bearer must have the rights in all namespaces.
+    /// Finds the first right of the node driver that a token's bearer lacks. The result is `None` if
+    /// the bearer has all rights. `namespace`: namespace of the rights; if not set, all namespaces.
     async fn lacks(
         &self,
         token: &SecretText,

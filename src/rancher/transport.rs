@@ -269,8 +269,8 @@ impl ServerClient {
     }
 }
 
-/// Reads the text at a path of the Rancher at a URL, without authentication. The server's
-/// certificate is not verified: the caller must check the text.
+/// Reads a text from a Rancher without authentication. `url`: URL of the Rancher. `path`: path of
+/// the text. The server's certificate is not verified, so the caller must check the text.
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let call = RancherCall::new(&Method::GET, path);
     let unfit = |message| RancherError::Refused { call: call.clone(), status: 0, message };

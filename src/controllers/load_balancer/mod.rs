@@ -238,14 +238,14 @@ enum Allocation {
     Unobserved,
 }
 
-/// Address of a LoadBalancer, and the state of its Service.
+/// Address of a LoadBalancer, and the state of its Service and VMs.
 struct ServingOutcome {
     outcome: AddressOutcome,
-    /// State of the Service of a vm load balancer. `None` for three kinds of LoadBalancers:
+    /// State of the Service and VMs of a vm load balancer. `None` for three kinds of LoadBalancers:
     ///
     /// * Guest load balancers.
     /// * LoadBalancers whose finalizer or published address is not stored yet.
-    /// * LoadBalancers without an address and without a Service.
+    /// * LoadBalancers without an address whose Service is gone, or whose status shows no address.
     report: Option<ServingStatus>,
     /// Time until the next reconcile because of the Service. `None`: an event will report the next
     /// change of the Service.

@@ -63,9 +63,9 @@ const SENDING: Duration = Duration::from_secs(5);
 /// not repeat a request that it could not write to an unused connection (`shouldRetryRequest` in
 /// Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
-/// Time limit for sending the answer `FAREWELL` or `OVERLOADED`, if any, and for ending the sending
-/// half of the connection. The same limit applies to an answer that is being sent when there is no
-/// room for its connection any more.
+/// Time limit for the end of a connection: for the answer `FAREWELL` or `OVERLOADED`, if one is
+/// sent, and for the end of the sending half. A connection that must make room while it sends
+/// another answer has the same limit for that answer.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time limit for reading data that the caller sent before it read the last answer of the
 /// connection. A busy machine may stall, but for less time than this limit.

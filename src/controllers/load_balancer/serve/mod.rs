@@ -365,10 +365,12 @@ impl<'a> ServiceTarget<'a> {
         LbIdentity { namespace: &self.namespace, name: &self.name, uid: &self.uid }
     }
 
-    /// VMs behind the LoadBalancer, with their addresses of the family `family` on the network
-    /// `network`, and their health (field 0). `address`: address of the LoadBalancer itself, which
-    /// no VM may have. Field 1: the reason why the health check is not possible, so that all VMs
-    /// count as healthy. `None`: the check is possible, or there is none.
+    /// Finds the VMs behind the LoadBalancer, and sets or removes their health checks. Field 0: the
+    /// VMs, with address and health. Field 1: the reason why no check is possible; all VMs then count
+    /// as healthy. `None`: checks are possible, or not wanted.
+    ///
+    /// `network` and `family`: network and family of a VM's address. An empty network means any.
+    /// `address`: address of the LoadBalancer itself, which no VM may have.
     fn backends(
         &self,
         lb: &LoadBalancer,

@@ -112,8 +112,9 @@ impl ServiceTarget<'_> {
         Err(self.unsettled("Service").into())
     }
 
-    /// State of a Service whose deletion is not complete. The deletion event of the Service
-    /// triggers the next reconcile.
+    /// State of a Service whose deletion is not complete. The deletion event of the Service triggers
+    /// the next reconcile. A Service without the operator's label has no such event, so the next
+    /// reconcile comes after `LONGEST_DELAY` at the latest.
     pub(super) fn waiting(&self) -> ServiceState {
         ServiceState::Waiting(self.stored().and_then(|stored| stored.finalizer))
     }
@@ -142,7 +143,7 @@ impl ServiceTarget<'_> {
         settings: KeptSettings,
     ) -> Result<bool, WriteObstacle> {
         if stored.deleting {
-            // A finalizer delays the deletion. The deletion event triggers the next reconcile.
+            // A finalizer delays the deletion.
             return Ok(false);
         }
         let mut stored = stored.clone();

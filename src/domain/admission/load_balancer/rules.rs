@@ -70,7 +70,7 @@ pub(super) fn check(
     }
 }
 
-/// Faults of the object that do not depend on other objects.
+/// Faults of the LoadBalancer itself. Other objects have no influence on these faults.
 pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     let mut found = Vec::new();
     if !facts::wants_pool(lb) && lb.spec.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {

@@ -215,7 +215,7 @@ impl DhcpClient {
     /// conditions must hold:
     ///
     /// * The address needs no ARP probe.
-    /// * The probe is over, and no host has answered it.
+    /// * The probe is over, and no station has disputed the address.
     /// * A known announcer of the address has answered the probe.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);

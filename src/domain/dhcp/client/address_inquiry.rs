@@ -52,9 +52,9 @@ pub struct AddressInquiry {
     subject: InquirySubject,
     /// Whether a question was sent, and the time for its answers is not over.
     pub waits: bool,
-    /// Number of consecutive questions with the same result. For a lost address, this result is
-    /// that no known announcer has answered. For a kept address, it is that several hosts have
-    /// answered, and one of them is not a known announcer.
+    /// Number of consecutive questions with the same result. Lost address: no known announcer has
+    /// answered. Kept address: two or more hosts have answered, and at least one of them is unknown.
+    /// A station that answers ARP for all addresses is not counted.
     pub tally: u32,
     pub next: Duration,
 }

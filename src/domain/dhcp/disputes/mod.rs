@@ -39,8 +39,8 @@ impl AddressDisputes {
         }
     }
 
-    /// Forgets all disputes. Must be called after the probe of a granted address that no station
-    /// has disputed: this probe shows that no station answers ARP for all addresses.
+    /// Forgets all disputes, and the station that answers ARP for all addresses. Must be called
+    /// when the probe of a granted address has ended without a dispute: no station answers for all.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

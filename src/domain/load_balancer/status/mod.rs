@@ -30,7 +30,9 @@ pub use moving::{keep_old_address, keep_while_served, may_lead_to, moves_from};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressOutcome {
     /// The address comes from a pool. The value is the answer of the pools' ledgers. If the
-    /// reconcile itself refuses an address, the value is `Waiting` with the reason.
+    /// reconcile itself refuses an address, the value is `Waiting` with the reason. If the published
+    /// address must stay until the Service has left it, the value is `Held` with the published
+    /// claim.
     Pool(ClaimResult),
     /// The announcer leases the address by DHCP. The text is the reason why the announcer leases
     /// the address and the host does not. `None`: an earlier reconcile decided this, and stored the
