@@ -70,7 +70,7 @@ async fn run(ctx: &Context) -> bool {
 
 async fn import(ctx: &Context) -> Result<(), CallError> {
     let maps = Api::<ConfigMap>::namespaced(ctx.client.clone(), NAMESPACE);
-    let Some(map) = maps.call_get_if_served(NAME).await? else { return Ok(()) };
+    let Some(map) = maps.call_get_opt(NAME).await? else { return Ok(()) };
     if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
         return Ok(());
     }

@@ -75,10 +75,9 @@ impl RecordClient {
         informer::watch_guarded(api, Config::default(), &self.metrics, known, on_event).await;
     }
 
-    /// The record `namespace/name`, as the API server has it now. `None`: the record does not exist
-    /// (any 404).
+    /// The record `namespace/name`, as the API server has it now. `None`: the record does not exist.
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
-        Box::pin(api.call_get_if_served(name)).await
+        Box::pin(api.call_get_opt(name)).await
     }
 }

@@ -83,13 +83,13 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
 
     /// Reads the object `name`. `None`: the API server answered that the object does not exist. Any
     /// other 404 is an error. Examples are a 404 of a proxy, and a 404 for a kind that is not
-    /// served.
+    /// served. Used wherever a missing object decides, because such a 404 says nothing about it.
     async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
     }
 
-    /// Reads the object `name`. `None`: the object does not exist, or its kind is not served (any
-    /// 404).
+    /// Reads the object `name` of a kind that the cluster may not have. `None`: the object does not
+    /// exist, or its kind is not served (any 404).
     async fn call_get_if_served(&self, name: &str) -> Result<Option<K>, CallError> {
         match self.call_get(name).await {
             Ok(object) => Ok(Some(object)),

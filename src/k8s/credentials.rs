@@ -214,15 +214,14 @@ impl CredentialReader {
         informer::watch(api, config, &self.metrics, HashSet::new, on_event).await;
     }
 
-    /// The TokenRotation as the API server has it now. `None`: the TokenRotation does not exist
-    /// (any 404).
+    /// The TokenRotation as the API server has it now. `None`: the TokenRotation does not exist.
     pub async fn rotation(
         &self,
         namespace: &str,
         name: &str,
     ) -> Result<Option<TokenRotation>, CallError> {
         let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
-        Box::pin(api.call_get_if_served(name)).await
+        Box::pin(api.call_get_opt(name)).await
     }
 
     /// Content of the Secret `namespace/name`, with the value under `key` (field 0), and the clock

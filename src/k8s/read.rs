@@ -36,26 +36,25 @@ impl ApiReader {
     }
 
     /// UID of the LoadBalancer `namespace/name`, as the API server has it now. `None`: the
-    /// LoadBalancer does not exist (any 404). The read may wait until other reads of UIDs have
-    /// ended.
+    /// LoadBalancer does not exist. The read may wait until other reads of UIDs have ended.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
         // The semaphore is never closed, so this is always a permit.
         let _permit = self.uid_reads.acquire().await;
         let client = self.client.clone();
         let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(client, namespace);
-        let lb = Box::pin(api.call_get_if_served(name)).await?;
+        let lb = Box::pin(api.call_get_opt(name)).await?;
         Ok(lb.map(|lb| lb.uid().unwrap_or_default()))
     }
 
     /// The LoadBalancer `namespace/name`, as the API server has it now. `None`: the LoadBalancer
-    /// does not exist (any 404).
+    /// does not exist.
     pub async fn load_balancer(
         &self,
         namespace: &str,
         name: &str,
     ) -> Result<Option<LoadBalancer>, CallError> {
         let api = Api::<LoadBalancer>::namespaced(self.client.clone(), namespace);
-        Box::pin(api.call_get_if_served(name)).await
+        Box::pin(api.call_get_opt(name)).await
     }
 
     /// Facts of all pools as the API server has them now. Lists the metadata of all pools. Takes
@@ -71,11 +70,10 @@ impl ApiReader {
         Ok(stream::iter(facts).buffered(READS).filter_map(future::ready).collect().await)
     }
 
-    /// Facts of the pool `name`, as the API server has it now. `None`: the pool does not exist (any
-    /// 404).
+    /// Facts of the pool `name`, as the API server has it now. `None`: the pool does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
         let api = Api::<IPPool>::all(self.client.clone());
-        let pool = Box::pin(api.call_get_if_served(name)).await?;
+        let pool = Box::pin(api.call_get_opt(name)).await?;
         Ok(pool.map(|pool| PoolFacts::of(&pool.metadata, &pool.spec)))
     }
 }

@@ -122,7 +122,7 @@ impl LedgerTask {
             return;
         }
         let api: Api<Guard<IPPool>> = Api::all(self.ctx.client.clone());
-        let answers = join_all(names.iter().map(|name| api.call_get_if_served(name))).await;
+        let answers = join_all(names.iter().map(|name| api.call_get_opt(name))).await;
         let mut index = self.lb_index();
         for (name, answer) in names.into_iter().zip(answers) {
             match answer {

@@ -133,7 +133,9 @@ async fn look_up(client: Client, ledger: LedgerHandle, suspects: Vec<(Claim, Own
     }
 }
 
-async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanClaim> {
+/// Confirms by reads of the LoadBalancer and its Service that the claim is an orphan. `None`: it is
+/// no orphan, or a read failed.
+pub(super) async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanClaim> {
     let orphan = |namesake| OrphanClaim { claim, owner: owner.clone(), namesake };
     let Some((namespace, name)) = owner.name.split_once('/') else { return Some(orphan(None)) };
     let reader = ApiReader::new(client.clone());
@@ -163,7 +165,7 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
 /// be read.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
-    let service = api.call_get_if_served(name).await.ok()?;
+    let service = api.call_get_opt(name).await.ok()?;
     Some(service.is_some_and(|service| {
         service.owner_references().iter().any(|reference| {
             reference.kind == "LoadBalancer"

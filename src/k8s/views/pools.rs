@@ -201,7 +201,7 @@ async fn read(at: &InformerContext, changed: &Notify) {
 /// Reads the pool `name`, and stores its facts in the view.
 async fn read_one(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
     lock(&views.index.pools).begin(name);
-    let read = api.call_get_if_served(name).await;
+    let read = api.call_get_opt(name).await;
     let (mut pools, now) = (lock(&views.index.pools), Instant::now());
     match read {
         Ok(Some(Guard(Ok(pool)))) => {

@@ -2,6 +2,7 @@
 //! tests answers that a pool does not exist, and does not answer any other request.
 
 mod contended;
+mod orphans;
 
 use std::sync::Arc;
 

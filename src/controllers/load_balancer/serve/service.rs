@@ -38,7 +38,7 @@ impl ServiceTarget<'_> {
 
     pub(super) async fn read_service(&self) -> Result<(), WriteObstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
-        match Box::pin(api.call_get_if_served(&self.name)).await? {
+        match Box::pin(api.call_get_opt(&self.name)).await? {
             Some(service) => {
                 let owners = read_service(&service).owners;
                 if let Some(whose) = service::foreign(&owners, self.identity()) {

@@ -29,7 +29,7 @@ impl ServiceTarget<'_> {
         uid: &str,
     ) -> Result<Option<StoredService>, WriteObstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
-        let service = Box::pin(api.call_get_if_served(&self.name)).await?;
+        let service = Box::pin(api.call_get_opt(&self.name)).await?;
         let Some(service) = service.filter(|service| service.uid().as_deref() == Some(uid)) else {
             self.read_service().await?;
             return Ok(None);
@@ -107,7 +107,7 @@ impl ServiceTarget<'_> {
     async fn settings(&self) -> Result<Option<String>, CallError> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         for slice in self.slices().iter().filter(|slice| slice.holds_settings) {
-            if let Some(stored) = Box::pin(api.call_get_if_served(&slice.name)).await? {
+            if let Some(stored) = Box::pin(api.call_get_opt(&slice.name)).await? {
                 return Ok(stored.annotations().get(SETTINGS).cloned());
             }
         }

@@ -135,7 +135,7 @@ impl ServiceTarget<'_> {
     /// not exist or has another owner. `Err`: the slice has another owner, or could not be read.
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
-        let Some(stored) = Box::pin(api.call_get_if_served(name)).await? else {
+        let Some(stored) = Box::pin(api.call_get_opt(name)).await? else {
             self.forget_slice(name);
             return Ok(());
         };
