@@ -190,7 +190,7 @@ pub async fn run(
     // reconciles. Concurrency is bounded only at the writes, where it has a cost.
     let reconciles = Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
-        .run(reconcile_at_pace, retry, ctx.clone())
+        .run(reconcile_until_settled, retry, ctx.clone())
         .for_each(|result| async {
             match result {
                 Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
@@ -252,27 +252,20 @@ struct ServingOutcome {
     again: Option<Duration>,
 }
 
-/// Reconciles the observed object, unless the object is reconciled too often. In that case, one
-/// later reconcile serves all changes until then. So a tenant whose LoadBalancer changes all the
-/// time does not delay the others.
-async fn reconcile_at_pace(
-    seen: Arc<LoadBalancer>,
-    ctx: Arc<LbContext>,
-) -> Result<Action, ReconcileError> {
-    let now = ctx.began.elapsed();
-    let taken = lock(&ctx.pace).take(seen.metadata.uid.as_deref().unwrap_or_default(), now);
-    match taken {
-        Ok(()) => reconcile_until_settled(seen, ctx).await,
-        Err(later) => Ok(Action::requeue(later.saturating_sub(now))),
-    }
-}
-
 /// Reconciles the observed object. If the view is not enough, or after a conflict, reads the object
 /// from the API server and reconciles it again.
+///
+/// An object that changes all the time is reconciled later, once for all changes until then, so
+/// that its tenant does not delay the others.
 async fn reconcile_until_settled(
     seen: Arc<LoadBalancer>,
     ctx: Arc<LbContext>,
 ) -> Result<Action, ReconcileError> {
+    let now = ctx.began.elapsed();
+    let uid = seen.metadata.uid.as_deref().unwrap_or_default();
+    if let Err(later) = lock(&ctx.pace).take(uid, now) {
+        return Ok(Action::requeue(later.saturating_sub(now)));
+    }
     let _turn = ctx.shared.metrics.reconciling();
     let mut observed = observe(seen.clone(), &ctx);
     for _ in 0..REPETITIONS {
