@@ -115,7 +115,7 @@ fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
 
 /// Parses a network's name. Accepts empty text, because two consecutive commas give an empty name.
 fn network(text: &str) -> Result<String, String> {
-    let named = super::namespace_and_name(text).is_some_and(|(_, name)| !name.contains('/'));
+    let named = super::namespace_and_name(text).is_some();
     if named || text.is_empty() {
         Ok(text.to_owned())
     } else {

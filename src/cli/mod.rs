@@ -92,9 +92,11 @@ impl ConnectionOptions {
 }
 
 /// Namespace and name in a text of the form namespace/name. `None`: one of the two is empty or
-/// missing.
+/// missing, or the text has a second slash.
 fn namespace_and_name(text: &str) -> Option<(&str, &str)> {
-    text.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
+    let (namespace, name) = text.split_once('/')?;
+    let is_valid = !namespace.is_empty() && !name.is_empty() && !name.contains('/');
+    is_valid.then_some((namespace, name))
 }
 
 /// Options of `controller`.
@@ -194,4 +196,17 @@ fn crds(out: Option<&Path>) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::namespace_and_name;
+
+    #[test]
+    fn a_name_in_a_namespace_has_one_slash_and_two_parts() {
+        assert_eq!(namespace_and_name("ns/web"), Some(("ns", "web")));
+        for text in ["", "web", "/web", "ns/", "ns/web/status"] {
+            assert_eq!(namespace_and_name(text), None, "{text:?}");
+        }
+    }
 }

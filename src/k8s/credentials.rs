@@ -92,6 +92,12 @@ impl RawAnswer {
         })
     }
 
+    /// Whether the API server answered that the requested object does not exist.
+    fn says_missing(&self) -> bool {
+        let status = || serde_json::from_slice::<Status>(&self.body);
+        self.code == 404 && status().is_ok_and(|status| status.reason == "NotFound")
+    }
+
     fn failed(&self, why: &str) -> CallError {
         self.error(Status::failure(why, "Unreadable").with_code(self.code))
     }
@@ -225,7 +231,8 @@ impl CredentialReader {
     }
 
     /// Content of the Secret `namespace/name`, with the value under `key` (field 0), and the clock
-    /// of the API server (field 1). Field 0 is `None` if the Secret does not exist (any 404).
+    /// of the API server (field 1). Field 0 is `None` if the API server answered that the Secret does
+    /// not exist. Any other 404, such as that of a proxy, is an error.
     pub async fn secret(
         &self,
         namespace: &str,
@@ -236,11 +243,10 @@ impl CredentialReader {
         let request = Request::new(list).get(name, &kube::api::GetParams::default());
         let answer = raw_within(CALL_DEADLINE, &self.client, request).await?;
         let clock = answer.clock();
-        match answer.granted::<Value>() {
-            Ok(secret) => Ok((Some(content(&secret, key)), clock)),
-            Err(CallError::NotFound(_)) => Ok((None, clock)),
-            Err(error) => Err(error),
+        if answer.says_missing() {
+            return Ok((None, clock));
         }
+        Ok((Some(content(&answer.granted()?, key)), clock))
     }
 
     /// UID of the bound Secret `name`. Fails if the Secret does not exist, or was not created for

@@ -211,12 +211,14 @@ mod tests {
     use kube::api::ListParams;
     use kube::client::{Body, ClientBuilder};
     use kube::core::Status;
-    use kube::{Api, Client};
+    use kube::{Api, Client, Config};
     use serde_json::json;
     use tower::{BoxError, service_fn};
 
     use super::calls::{ApiCalls as _, ApiWrites as _, run_call};
+    use super::credentials::CredentialReader;
     use super::*;
+    use crate::metrics::Metrics;
 
     /// Client of a server that answers each request with the status `code` and `reason`. Code 0:
     /// the server never answers.
@@ -295,6 +297,18 @@ mod tests {
             refused.to_string().starts_with("GET /api/v1/namespaces/ns/services/web: "),
             "{refused}"
         );
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_missing_only_if_the_api_server_says_so() {
+        for reason in ["NotFound", "Failed to parse error data", ""] {
+            let config = Config::new("http://server".parse().unwrap());
+            let metrics = Metrics::new().unwrap();
+            let reader = CredentialReader::new(client(404, reason), config, metrics);
+            let secret = reader.secret("ns", "web", "token").await;
+            let is_missing = matches!(secret, Ok((None, _)));
+            assert_eq!(is_missing, reason == "NotFound", "{reason:?}");
+        }
     }
 
     #[tokio::test]

@@ -113,7 +113,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
 }
 
 fn namespace_and_name(text: &str) -> Result<NamespaceAndName, String> {
-    let found = super::namespace_and_name(text).filter(|(_, name)| !name.contains('/'));
+    let found = super::namespace_and_name(text);
     let (namespace, name) = found.ok_or("must be namespace/name")?;
     Ok((namespace.to_owned(), name.to_owned()))
 }
