@@ -1,9 +1,10 @@
 //! Owns the one task that makes and removes links.
 //!
 //! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So the task
-//! removes a link only while no other job waits, with two exceptions. If an old link has the
-//! hardware address of a link to make, the old link is removed first. All links of a crashed agent
-//! are removed together, as one group, without such a wait.
+//! removes a link only while no other job waits. There are two exceptions:
+//!
+//! * A new link needs the hardware address of an old link. Then the old link is removed first.
+//! * The links of a crashed agent are removed together, as one group, although other jobs may wait.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -34,8 +35,8 @@ pub(super) enum JobOutcome {
     Removed(Mac),
 }
 
-/// Handle of the task. `ask` gives the task a job, and `done` receives the outcomes. Dropping the
-/// handle ends the task.
+/// Handle of the task that makes and removes links. `ask` gives the task a job, and `done` receives
+/// the outcomes. Dropping the handle ends the task.
 pub(super) struct LinkWorker {
     jobs: UnboundedSender<LinkJob>,
     pub(super) done: UnboundedReceiver<JobOutcome>,

@@ -83,8 +83,8 @@ pub(super) enum PendingWrite {
 }
 
 impl ManagedLease {
-    /// Plans the failed write `what` again, unless another write is pending. Drops the report that
-    /// the link could not be made if the link exists by now.
+    /// Plans the failed write `what` again, unless another write is pending. Drops `what` if it
+    /// only reports that the link could not be made, and the link exists by now.
     pub(super) fn write_again(&mut self, what: PendingWrite) {
         if self.link != LinkState::There || !matches!(what, PendingWrite::LinkFailed(_)) {
             self.pending.get_or_insert(what);
@@ -128,9 +128,10 @@ impl ManagedLease {
     /// Updates this state from the record, if the record's resourceVersion is newer than that of
     /// the state. The status is updated only if no write of the record is under way.
     ///
-    /// Correctness does not need the comparison of versions: with an older state, the next write
-    /// fails with a conflict, and the record is read again. The comparison saves this conflict if
-    /// the event of a write arrives after the answer to the next write.
+    /// An older record would do no lasting harm: the next write would fail with a conflict, and
+    /// then the record would be read again. The comparison avoids this conflict. Without the
+    /// comparison, a conflict occurs if the watch event of one write arrives after the answer to
+    /// the next write.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = |of: &DHCPLease| of.resource_version().unwrap_or_default();
         if !is_newer(&version(record), &version(&self.record)) {
@@ -168,10 +169,10 @@ impl ManagedLease {
     }
 
     /// Makes the client release the address, and returns the actions that the client requests. If
-    /// there is no client, but the stored record has an address, the client is created first. If
-    /// the lease has expired by then, this client reports that the address is lost, or that it is
-    /// kept. `up`: whether the carrier of the agent's interface is up. `None`: there is no client,
-    /// and the stored record has no address.
+    /// there is no client, but the stored record has an address, a client is created first. If the
+    /// lease has expired before this, the actions also report that the address is lost, or that it
+    /// is kept. `up`: whether the carrier of the agent's interface is up. `None`: there is no
+    /// client, and the stored record has no address.
     pub(super) fn release(
         &mut self,
         options: ClientOptions,

@@ -1,10 +1,10 @@
 //! The DHCP agent of one network: it holds all leases of the network.
 //!
 //! This is the only part of the operator with privileges. A term begins when the agent acquires the
-//! network's Lease. The agent then reads the records, corrects the links, and resumes each client
-//! from its record. The term ends at once when the agent sees that it has lost the Lease. An error
-//! also ends the term. No state in memory survives the end of a term: the next term starts from the
-//! records.
+//! network's Lease. The agent then reads the records, removes links that no record needs, makes the
+//! missing links, and resumes each client from its record. The term ends at once when the agent
+//! sees that it has lost the Lease. An error also ends the term. No state in memory survives the
+//! end of a term: the next term starts from the records.
 //!
 //! Invariants:
 //!
@@ -89,8 +89,9 @@ impl DhcpAgent {
     }
 }
 
-/// Metrics of the leases that the agent holds in a term. The drop sets them to the values of a
-/// standby, because the future of a term is dropped when the network's Lease is lost.
+/// Metrics of the leases that the agent holds in a term. When the network's Lease is lost, the
+/// future of the term is dropped, and this value with it. The drop sets the metrics to the values
+/// of a standby.
 struct TermMetrics<'a>(&'a DhcpAgent);
 
 impl Drop for TermMetrics<'_> {
@@ -116,8 +117,9 @@ impl Process for DhcpAgent {
         &self.leadership
     }
 
-    /// A standby agent is ready, because it takes over as soon as no other agent holds the
-    /// network's Lease.
+    /// Whether the elector has finished its first round, with or without success. The agent need
+    /// not be the leader: a standby counts as ready too, because it takes over as soon as no other
+    /// agent holds the network's Lease.
     fn readiness(&self) -> Result<(), &'static str> {
         if self.leadership.has_finished_round() {
             Ok(())

@@ -7,7 +7,7 @@
 //!
 //! * The socket is open only while a client waits for an answer, and for a short time after that.
 //!   The sending of a frame also opens it for a short time.
-//! * The socket sends on that interface and on no other.
+//! * The socket sends on the network's interface and on no other.
 //! * The kernel hands only two kinds of frames to the socket: DHCP to or from clients, and ARP. It
 //!   hands over ARP only while a client waits for an answer to an ARP question, and for a short
 //!   time after that. Any other frame does not wake this process.
@@ -50,8 +50,9 @@ impl PacketSocket {
         self.accepted
     }
 
-    /// Sets the frames that the socket accepts. [`FrameFilter::Nothing`] closes the socket. If the
-    /// socket was closed, it is opened, and receives no frame that arrived earlier.
+    /// Sets the frames that the socket accepts. [`FrameFilter::Nothing`] closes the socket. Any
+    /// other filter opens the socket if it is closed. Frames that arrived before the opening are
+    /// discarded, with one exception that a comment in [`open`] names.
     pub(super) fn set_filter(&mut self, accepted: FrameFilter) -> io::Result<()> {
         if accepted == self.accepted {
             return Ok(());

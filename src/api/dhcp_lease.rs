@@ -2,7 +2,8 @@
 //!
 //! The record has the same namespace and name as its LoadBalancer. So a LoadBalancer that is
 //! deleted and created again finds the record. The controller writes metadata and spec. The agent
-//! of the network writes the status. An admin may create a record before its LoadBalancer.
+//! of the network writes the status, and removes the finalizer after the release of the address. An
+//! admin may create a record before its LoadBalancer.
 //!
 //! Invariants:
 //!

@@ -174,7 +174,7 @@ pub struct Selector {
     pub network: Option<String>,
     /// Projects, namespaces and guest clusters that the pool serves. Unset or empty: the pool
     /// serves only LoadBalancers that name it. A single entry with `*` in all fields makes the pool
-    /// the global pool, which is used when no other pool matches.
+    /// the global pool. It serves LoadBalancers to which no other pool gives an address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub scope: Option<Vec<Scope>>,

@@ -1,6 +1,6 @@
 //! Kubernetes types that this operator owns, and names of annotations, labels and finalizers on
-//! which guests, UIs and stored objects already rely. The rules for the types are in the crate
-//! `domain`.
+//! which guests, UIs and stored objects already rely. Types of other projects that the operator
+//! reads are in [`kubevirt`]. The rules for all these types are in the crate `domain`.
 //!
 //! Invariant: every field that Harvester serves today retains its name, type and meaning; new
 //! fields are optional.
@@ -66,8 +66,9 @@ pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
 pub const NAMELESS_CLUSTER: &str = "kubernetes";
 /// Annotation of a Namespace: its Rancher project, as `cluster:project`.
 pub const ANNOTATION_NAMESPACE_PROJECT: &str = "field.cattle.io/projectId";
-/// Label of an IPPool: `true` for the global pool, which serves the LoadBalancers that match no
-/// other pool, and `false` for every other pool. Admission sets the label from the pool's scope.
+/// Label of an IPPool: `true` for the global pool, `false` for every other pool. Admission sets the
+/// label from the pool's scope. The global pool serves LoadBalancers to which no other pool gives
+/// an address.
 pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
 /// Label of an IPPool: VLAN ID of the pool's network; `0` for no VLAN, and for a pool without a
 /// network.

@@ -30,8 +30,9 @@ use crate::metrics::Metrics;
 
 /// Name of admission's Service, as in `config/manager`.
 const SERVICE: &str = "harvester-guest-operator-admission";
-/// Longest time by which a replica replaces a certificate early. Each replica takes a random part
-/// of this time, so that replicas do not write at the same time.
+/// Longest time by which a replica replaces admission's certificates before the replacement is due.
+/// Each replica takes a random part of this time, so that the replicas do not all write the Secret
+/// with the certificates at once.
 const SPREAD: Duration = Duration::from_hours(6);
 /// Time from the start of the shutdown until the listener ends. In this time, Kubernetes removes
 /// the routes to this replica.
@@ -109,7 +110,8 @@ impl RunningAdmission {
     }
 }
 
-/// Starts the listener. If admission is off, only empties the operator's webhook configurations.
+/// Starts admission: its listener, and the task that registers it with the API server. If admission
+/// is off, only empties the operator's webhook configurations.
 pub(super) async fn start(
     args: &AdmissionArgs,
     client: &Client,

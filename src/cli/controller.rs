@@ -27,8 +27,8 @@ use crate::k8s::views::Views;
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Runs the operator until SIGTERM or SIGINT. Returns an error if a task ends that must run as long
-/// as the process.
+/// Runs the operator until SIGTERM or SIGINT. `Err`: the start has failed, or one of the main tasks
+/// has ended before such a signal.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let lease = args.reach.lease()?;
     let pace = ElectionPace::beside_go(args.lease_duration);

@@ -8,8 +8,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// `kernel.core_pattern` names. Only a limit of 1 prevents this dump.
 const LIMIT: Rlimit = Rlimit { current: Some(1), maximum: Some(1) };
 
-/// Sets the limit permanently. `Err`: the reason why the limit was not set. A limit that is already
-/// 0 cannot be raised to 1.
+/// Sets the limit of this process's core dumps to [`LIMIT`], permanently. `Err`: the reason why the
+/// limit was not set. For example, a limit that is already 0 cannot be raised to 1.
 pub(super) fn forbid() -> Result<(), String> {
     setrlimit(Resource::Core, LIMIT).map_err(|error| {
         let limit = getrlimit(Resource::Core).maximum;

@@ -106,8 +106,8 @@ impl NetworkArgs {
     }
 }
 
-/// Parses an entry of the list of networks: the network's namespace/name, then `=` and one of
-/// `duid`, `mac` and `none`. An entry without `=` means `duid`.
+/// Parses an entry of `--dhcp-networks`: the network's namespace/name, then `=` and one of `duid`,
+/// `mac` and `none`. An entry without `=` means `duid`.
 fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
     let (name, form) = text.split_once('=').unwrap_or((text, "duid"));
     Ok((network(name)?, form.parse()?))

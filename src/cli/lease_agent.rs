@@ -26,9 +26,9 @@ use crate::k8s::leadership::{LeaderElector, Leadership, LeadershipState};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Duration of the network's Lease for leader election, in seconds. If a busy machine stalls the
-/// leading agent for less than this time, the agent remains the leader. DHCP leases last longer
-/// than this time.
+/// Duration of the network's Lease for leader election, in seconds. It is long enough that an agent
+/// on a busy machine remains the leader although it stalls for some seconds. The agent accepts no
+/// DHCP lease that is shorter than this time.
 const NETWORK_LEASE_SECONDS: u8 = 10;
 /// Time limit for the removal of links when the agent ends. The removal of a thousand links takes a
 /// second.
@@ -56,8 +56,9 @@ pub struct LeaseAgent {
     #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
     subnets: Vec<Ipv4Net>,
     /// Treatment of an address whose lease expires without an answer of a DHCP server. withdraw:
-    /// the LoadBalancer loses the address. keep: the address stays published as long as no server
-    /// refuses it and no other host answers ARP for it.
+    /// the LoadBalancer loses the address. keep: the address stays published until a server refuses
+    /// it or grants another one, until the server that granted the lease offers another one, or
+    /// until a second host answers ARP for it.
     #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = LeaseLossOption::Withdraw)]
     on_lease_loss: LeaseLossOption,
     /// Asks DHCP servers to broadcast every answer. Needed if a device on the way to the server
@@ -92,8 +93,8 @@ enum LeaseLossOption {
     Keep,
 }
 
-/// Runs the agent until SIGTERM or SIGINT. Returns an error if a task ends that must run as long as
-/// the process.
+/// Runs the agent until SIGTERM or SIGINT. `Err`: the start has failed, or one of the main tasks
+/// has ended before such a signal.
 pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     agent::drop_privileges()?;
     ensure!(

@@ -134,8 +134,8 @@ struct ControllerArgs {
     dhcp: dhcp::DhcpArgs,
     /// Namespaces, separated by commas, whose TokenRotations are carried out. The operator needs
     /// rights in each of them. In other namespaces, it touches no Secret except the one with the
-    /// certificates of its webhooks. With an entry of the form NAMESPACE/SECRET+SECRET, the operator
-    /// touches only these Secrets in this namespace.
+    /// certificates of its webhooks. With an entry of the form NAMESPACE/SECRET+SECRET, the
+    /// operator touches only these Secrets in this namespace.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
     #[command(flatten)]

@@ -1,5 +1,9 @@
-//! The `rancher-secret` command: tests a Rancher's API key and prints its Secret. With
-//! `--cloud-credential` it also prints a ServiceAccount whose token is put into a cloud credential.
+//! The `rancher-secret` command: tests an API key of a Rancher, and prints the Secret that holds
+//! the key. With `--cloud-credential` it also prints the TokenRotation by which the operator puts a
+//! ServiceAccount's token into the cloud credential. It then prints more in two cases:
+//!
+//! * `--service-account` is not given: a new ServiceAccount and its rights.
+//! * The API key expires, and may list tokens: a TokenRotation that renews the API key.
 //!
 //! Invariants:
 //!
@@ -44,7 +48,8 @@ pub(super) struct RancherSecretArgs {
     #[arg(long, default_value = "rancher")]
     name: String,
     /// Cloud credential, such as cc-abcde, that gets the token of a ServiceAccount instead of a
-    /// token of Rancher. The account, its rights and the TokenRotation are then printed too.
+    /// token of Rancher. The TokenRotation is then printed too, and also the account with its
+    /// rights, unless --service-account names an existing account.
     #[arg(long, value_name = "NAME")]
     cloud_credential: Option<String>,
     /// URL at which Rancher reaches this cluster, such as https://192.168.5.10:6443. Only with
@@ -74,7 +79,7 @@ impl RancherSecretArgs {
 }
 
 /// Reads the API key, tests it, and prints the Secret. With `--cloud-credential`, also prints the
-/// TokenRotation, and a new ServiceAccount with its rights.
+/// other objects that the header of this module lists.
 pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let key = key()?;
     let RancherSecretArgs { url, ca_checksum, namespace, name, .. } = &args;

@@ -65,8 +65,8 @@ struct DeploymentReconciler<'a> {
     seen: Mutex<ObservedDeployments>,
 }
 
-/// Deployments whose names begin with [`AGENT_PREFIX`], by name. The watch and the operator's own
-/// writes supply them.
+/// Deployments whose names begin with [`AGENT_PREFIX`], by name. They come from the watch, and from
+/// the answers to the operator's own writes.
 #[derive(Default)]
 struct ObservedDeployments {
     listed: bool,
@@ -85,8 +85,9 @@ impl FailedWrites {
         self.again.get(name).is_none_or(|again| *again <= Instant::now())
     }
 
-    /// Records the result of a write. `name`: name of the written Deployment or network, the key of
-    /// the record. `object`: kind and name of the written object, for the log.
+    /// Records the result of a write. `name`: name of the written Deployment or network, by which
+    /// this type finds the failure again. `object`: kind and name of the written object, for the
+    /// log.
     fn record(&mut self, name: &str, object: &str, written: Result<(), CallError>) {
         match written {
             Ok(()) => {

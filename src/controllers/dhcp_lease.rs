@@ -9,9 +9,10 @@
 //!   at once if the record has no address, otherwise after the lease has expired. A lease that
 //!   never expires waits for an agent.
 //!
-//! A deleted record remains until its agent has released the address, or until its finalizer is
-//! removed. Before each of these steps, the LoadBalancer is read from the API server. A view may
-//! not yet contain a LoadBalancer that was created again.
+//! A deleted record remains until its agent has released the address, or until this module removes
+//! the record's finalizer. Before this module sets a release time, deletes a record or removes a
+//! finalizer, it reads the LoadBalancer from the API server, because a view may not yet contain a
+//! LoadBalancer that was created again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -189,8 +190,9 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, context: Arc<DhcpLeaseContex
 }
 
 /// Sets the metrics of DHCPLeases and of agents each second, until the returned future is dropped.
-/// When the agent of a network becomes active or inactive, enqueues the DHCPLeases of that network
-/// and their LoadBalancers. Also enqueues the LoadBalancers that wait for a lease on that network.
+/// Enqueues the DHCPLeases of a network and their LoadBalancers, and the LoadBalancers that wait
+/// for a lease on that network: at the first check of the network, and each time its agent becomes
+/// active or inactive.
 pub(super) async fn agents(ctx: Context) {
     // The drop of `_series`, at the end of the term, removes the series of these metrics.
     let _series = LeasingSeries(&ctx);

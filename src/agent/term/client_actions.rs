@@ -11,9 +11,9 @@ use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, FrameFilter, Ma
 use crate::k8s::clock;
 use crate::k8s::leadership::LeadershipState;
 
-/// Time for which the socket stays open after no client needs it any more. The socket also accepts
-/// ARP frames for this time after no client needs ARP frames any more. Often another client soon
-/// needs the socket or the ARP frames. A socket that failed is opened again after the same time.
+/// Delay before the socket is closed after no client needs it any more: often another client needs
+/// it soon. The same delay passes before the socket stops accepting ARP frames that no client needs
+/// any more, and before a socket that failed is opened again.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {

@@ -15,12 +15,12 @@ use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::clock;
 use crate::k8s::informer::key;
 
-/// Time per lease. After a restart of the agent, the clients spread their first requests over the
-/// sum of these times. The sum is at most [`RESUME_LONGEST`].
+/// Time that each lease adds to the period over which resumed clients spread their first requests.
+/// The period is at most [`RESUME_LONGEST`].
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
-/// Number of clients without an address that may start at the same time. If there are more of them,
-/// they spread their first messages over time.
+/// Largest number of clients without an address that may all start at the same time. If there are
+/// more of them, they spread their first messages over time.
 const A_FEW: usize = 10;
 /// Pause after the first failed attempt to make a link. The pause doubles with each further
 /// failure, up to [`LINK_LONGEST_PAUSE`]. A release that waits for the leadership is tried again at
@@ -166,9 +166,9 @@ impl AgentTerm<'_> {
     }
 
     /// Does what is due for a lease at its deadline: the write that failed, the planned retry, then
-    /// the steps of its DHCP client. While this agent is not the leader, a release that has begun
-    /// is put off. Otherwise its frame would not be sent, and the client would not repeat the
-    /// frame.
+    /// the steps of its DHCP client. While this agent is not the leader, it puts off a release that
+    /// has begun: the agent would not send the client's frames, but the client would count them as
+    /// sent.
     pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;

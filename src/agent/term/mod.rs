@@ -67,8 +67,8 @@ pub(super) struct AgentTerm<'a> {
     releases: TokenBucket,
     /// Stations that answered ARP for addresses that the DHCP servers granted.
     disputes: AddressDisputes,
-    /// Number of client options that were made in this term. Each client gets its own phase from
-    /// this number, so that clients spread their messages over time.
+    /// Number of calls of `options()` in this term. From this number, each client gets a phase of
+    /// its own, so that clients spread their messages over time.
     begun: u32,
     seeds: RandomState,
     leadership: watch::Receiver<LeadershipState>,

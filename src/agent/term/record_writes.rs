@@ -1,7 +1,8 @@
 //! Writes records to the API server: one write at a time for each lease, and a few at a time in
 //! total.
 //!
-//! Invariant, whatever the state of the lease's link: a pending write is in one of three places.
+//! Invariant: whatever the state of the lease's link, one of these sentences is true for each
+//! pending write:
 //!
 //! * The write is in the queue.
 //! * The write waits for the end of a write of the same record that is under way.
@@ -159,8 +160,8 @@ impl AgentTerm<'_> {
         self.continue_ending(mac);
     }
 
-    /// Queues the next write of a lease's record, if one became pending during the last write. If
-    /// the lease is ending, takes the next step to end the lease.
+    /// Queues the next write of a lease's record, if one became pending while the write that has
+    /// just ended was under way. If the lease is ending, takes the next step to end the lease.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);

@@ -299,8 +299,8 @@ impl CredentialCommands {
         Err(always_changed(guest))
     }
 
-    /// Removes an object. Returns `true` if the object was not removed, because another process had
-    /// changed it after it was read. The caller must then read the object again.
+    /// Removes an object. Returns `true` if another process changed the object after this command
+    /// read it. Then the object is not removed, and the caller must read it again.
     async fn remove(&self, removal: &ObjectRemoval) -> anyhow::Result<bool> {
         if self.args.dry_run {
             print(&format!("would delete {}\n", removal.object))?;
@@ -347,9 +347,10 @@ impl CredentialCommands {
         Ok(())
     }
 
-    /// Creates or corrects the guest's placeholder. The placeholder takes the name of the guest's
-    /// first token Secret if that Secret does not exist. `kept`: name of the Secret with the valid
-    /// token. `None`: the Secret with the newest valid token.
+    /// Creates or corrects the guest's placeholder, a Secret that has the name of the guest's first
+    /// token Secret while that token Secret is missing. `kept`: name of the token Secret to copy
+    /// into the placeholder. `None`: the one with the newest valid token. If no token is valid,
+    /// nothing is copied.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,
@@ -417,7 +418,8 @@ async fn try_out(
     })
 }
 
-/// Error after [`ROUNDS`] rounds. In each round, another process had changed an object.
+/// Error of a task that is not finished after [`ROUNDS`] rounds, because other processes keep
+/// changing the guest's objects.
 fn always_changed(guest: &GuestCluster) -> anyhow::Error {
     let GuestCluster { namespace, cluster } = guest;
     anyhow::anyhow!(

@@ -1,4 +1,5 @@
-//! Finds the work that the options of `cloud-config` request, or names all options that do not fit.
+//! Reads from the options of `cloud-config` which work they request. If options are not valid, or
+//! exclude each other, the error names every fault.
 
 use anyhow::Context as _;
 use x509_parser::pem::Pem;

@@ -11,7 +11,7 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::contents;
 use crate::k8s::stored_objects::list;
 
-/// Returns the credentials that expire, of TokenRotations and of Secrets, sorted by their expiry.
+/// Returns the expiring credentials of TokenRotations and of Secrets, in the order of their expiry.
 /// Leaves out objects that the API server does not let this command read. `namespaces`: map from a
 /// namespace to the Secrets to read there; an empty set stands for all.
 pub(super) async fn read(

@@ -43,7 +43,7 @@ pub(super) struct PreviewArgs {
     credential_namespaces: Vec<String>,
 }
 
-/// Prints the plan.
+/// Reads the cluster, and prints what the operator would do in it.
 pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     let (namespace, name) = args.reach.lease()?;
     let metrics = Metrics::new()?;

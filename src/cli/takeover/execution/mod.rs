@@ -3,8 +3,8 @@
 //! Invariants:
 //! * Each step is decided from the state of the cluster. The state is read again before a step is
 //!   repeated, because a write without an answer may have had an effect.
-//! * If a repetition of the failed calls may succeed, an error ends the execution only after
-//!   [`LONGEST`] without success.
+//! * A call that fails, and may succeed later, is repeated. Such a failure ends the execution only
+//!   after [`LONGEST`] without success.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -65,7 +65,8 @@ impl<'a> PlanExecution<'a> {
         }
     }
 
-    /// Carries out the steps that are left, and compares the addresses before and afterwards.
+    /// Carries out the remaining steps. Then prints how many LoadBalancers have the same address as
+    /// before, and which addresses have changed.
     pub(super) async fn run(mut self) -> anyhow::Result<()> {
         let before = self.addresses().await?;
         self.print("\n")?;
@@ -99,7 +100,8 @@ impl<'a> PlanExecution<'a> {
         }
     }
 
-    /// Decides the next step, and carries the step out. Returns whether a step was left.
+    /// Decides the next step, and carries it out. If the step only waits, or is the same as before,
+    /// then sleeps for one interval. Returns `false` if no step remained to be done.
     async fn turn(&mut self) -> anyhow::Result<bool> {
         let Some((step, state)) = self.next().await? else { return Ok(false) };
         let is_news = self.announce(&step, &state)?;
@@ -129,8 +131,9 @@ impl<'a> PlanExecution<'a> {
         Ok(step.map(|step| (step, state)))
     }
 
-    /// Prints `step` if it differs from the step before it, and returns whether it differs. Fails
-    /// if `step` has waited for too long. [`Self::failed`] limits a step whose calls fail.
+    /// Prints `step` if it differs from the step before it, and returns whether it differs. `Err`:
+    /// `step` has waited for longer than `longest`, and its calls do not fail. The time limit for
+    /// calls that fail is in [`Self::wait_after`].
     fn announce(&mut self, step: &TakeoverStep, state: &TakeoverState) -> anyhow::Result<bool> {
         let last = self.current.as_ref().filter(|(last, _)| last == step);
         let Some((_, since)) = last else {
@@ -167,7 +170,8 @@ impl<'a> PlanExecution<'a> {
         self.takeover.remove_finalizers(self.per_second, progress).await
     }
 
-    /// Notes a success. The time of the failures before it does not count as the step's wait.
+    /// Notes a success. If calls have failed before it, the time since the first of these failures
+    /// is not counted as waiting time of the current step.
     fn succeeded(&mut self) {
         let failing = self.failing.take();
         if let (Some(failing), Some((_, since))) = (failing, &mut self.current) {
@@ -175,14 +179,14 @@ impl<'a> PlanExecution<'a> {
         }
     }
 
-    /// Waits until the calls that ended with `error` are tried again. Fails at once if a repetition
-    /// would fail too. Also fails after too long a time without success.
+    /// Waits for one interval after calls have ended with `error`, so that the caller can repeat
+    /// them. `Err`: a repetition would fail too, or there was no success for longer than `longest`.
     async fn failed(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
         if may_pass(&error) { self.wait_after(error).await } else { Err(error) }
     }
 
-    /// Waits until the calls that ended with `error` are tried again. Prints the first of several
-    /// errors. Fails after too long a time without success.
+    /// Waits for one interval after calls have ended with `error`. Prints `error` if it is the
+    /// first one since the last success. `Err`: there was no success for longer than `longest`.
     async fn wait_after(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
         let Some(since) = self.failing else {
             self.failing = Some(Instant::now());
