@@ -5,21 +5,21 @@
 //! to carry. `unset` names fields that were not set before the conversion, and that the conversion
 //! back would set.
 //!
-//! Any other text in the annotation counts as another program's text. So does a text with more
-//! values or maps than any object has. The conversion ignores such a text and leaves it in place.
-//! If the conversion must write the annotation itself, it puts the other program's text into
+//! A text that is not such JSON counts as another program's text. So does a text with more values
+//! or maps than any object has. The conversion ignores another program's text and leaves it in
+//! place. If the conversion must write the annotation itself, it puts the other program's text into
 //! `kept`.
 //!
-//! All annotations of an object together may have 256 KiB. If one object exceeded this limit, the
-//! API server would refuse a whole list. Fields that do not fit are therefore left out and named in
-//! `cut`:
+//! All annotations of an object together may have 256 KiB. If a converted object exceeded this
+//! limit, the API server would refuse each list with this object. Fields that do not fit are
+//! therefore left out and named in `cut`:
 //!
 //! * The fields of the status are left out first, because they are computed again.
 //! * Within the spec, and within the status, the largest fields are left out first.
 //!
-//! A client that writes such an object back in v1alpha1 loses the fields that were left out. The
-//! annotation then keeps only the names of the lost fields of the spec, and admission refuses the
-//! object.
+//! If a client writes such an object back in v1alpha1, the conversion to v1beta1 cannot restore the
+//! fields that were left out. It leaves the names of the lost spec fields in the annotation. By
+//! these names, admission sees the loss, and refuses the write.
 //!
 //! The time of the functions here grows about in proportion to the size of the object and its
 //! annotations. Reason: a tenant can write the annotation's text, and every caller can reach the
@@ -32,13 +32,13 @@ use crate::limits::json_size::{maps, most_values};
 
 /// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Maximum size, in bytes, of the annotations other than the one that carries fields. Admission
-/// refuses larger annotations, because they may leave no room even for the names of the left-out
-/// fields. The names of all fields of a LoadBalancer have less than 1 KiB.
+/// Maximum size, in bytes, of all annotations together except the one with the carried fields. The
+/// rest, 4 KiB, has room for the names of all fields that do not fit (`cut`), because all field
+/// names of a LoadBalancer together have less than 1 KiB. Above this size, admission refuses every
+/// write in v1alpha1, and each write in v1beta1 that enlarges the annotations.
 pub const MOST_OF_OTHERS: usize = ANNOTATIONS_LIMIT - 4 * 1024;
-/// Maximum number of fields of one section (spec or status) whose names are put into `cut`. Names
-/// beyond this number are not needed, because admission refuses the object even if `cut` has only
-/// one name.
+/// Maximum number of fields of one section (spec or status) whose names are put into `cut`. More
+/// names are not needed: one name of a lost spec field is enough for admission to refuse the write.
 const MOST_CUT: usize = 32;
 /// Maximum length of a field's name in `cut`, in characters.
 const LONGEST_CUT: usize = 128;
@@ -49,7 +49,10 @@ const MOST_VALUES: usize = 60_000;
 /// largest object that the schema allows has fewer than 2,000 maps.
 const MOST_MAPS: usize = 5_000;
 
-/// Content of the annotation: fields that the version of the object lacks.
+/// Content of the annotation with the carried fields: the values that the object's API version
+/// cannot express (`spec`, `status`), the names of fields that were unset before the conversion
+/// (`unset`) or did not fit (`cut`), and the text of another program that was in the annotation
+/// (`kept`).
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CarriedFields {
@@ -123,8 +126,8 @@ impl CarriedFields {
     }
 
     /// Text of the annotation, at most `room` bytes long. Fields that do not fit are left out. If
-    /// the text is too long even without any field, `kept` is left out too. `None`: there is
-    /// nothing to carry, or not even the names of the left-out fields fit.
+    /// the text is too long even without any field, the other program's text (`kept`) is left out
+    /// too. `None`: there is nothing to carry, or not even the names of the left-out fields fit.
     fn text_within(mut self, room: usize) -> Option<String> {
         let text = self.text()?;
         if text.len() <= room {
@@ -191,8 +194,8 @@ fn size_without(annotations: &Map<String, Value>, annotation: &str) -> usize {
 }
 
 /// Removes the carried fields from the annotation `annotation` of the object, and returns them. If
-/// fields of the spec are lost, the annotation keeps their names. If none is lost, the annotation
-/// keeps the text of another program, if there is one.
+/// `cut` names fields of the spec, only these names stay in the annotation. Otherwise the
+/// annotation gets back the text of another program (`kept`), if there is one.
 pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> CarriedFields {
     let Some(annotations) = annotations(object) else { return CarriedFields::default() };
     let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();

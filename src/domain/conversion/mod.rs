@@ -8,11 +8,11 @@
 //!   first. Exception: a field that does not fit into the annotation is lost (see [`annotations`]).
 //! * In metadata, only the annotations described below are changed.
 //!
-//! Fields that one version has and the other lacks are carried in an annotation (see
-//! [`annotations`]). The annotation is named after the version whose fields it holds. The
-//! conversion back removes these fields from the annotation. A client's edit has precedence over
-//! the annotation. So a carried value is restored only if its counterpart in the other version
-//! still has the value that the conversion wrote.
+//! Values that the other version cannot express are carried in an annotation (see [`annotations`]).
+//! The annotation is named after the version whose fields it holds. The conversion back removes
+//! these fields from the annotation. A client's edit has precedence over the annotation: if a
+//! carried field has a counterpart in the other version, the carried value is restored only if the
+//! counterpart still has the value that the conversion wrote.
 //!
 //! | v1beta1 | v1alpha1 | rule |
 //! |---|---|---|
@@ -247,7 +247,8 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
 }
 
 /// Value that the field `key` gets in the other version. `value`: value of the field in the version
-/// `from`. `None`: the field is not set in the other version.
+/// `from`; `None` if it is not set. The result is `None` if the field is not set in the other
+/// version.
 fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> Option<Value> {
     if section == Section::Status {
         return value.cloned();

@@ -9,8 +9,9 @@
 //! * no rule about the spec refuses a request of the operator, or a request that completes a
 //!   deletion;
 //! * an orphan (a claim whose LoadBalancer no longer exists) is no reason for a refusal;
-//! * an address that the host leased by DHCP is in no ledger. So no range of a pool on the same
-//!   segment may newly include it.
+//! * no range may newly include an address that the host leased by DHCP on the pool's segment (for
+//!   a global pool: on any segment). No ledger contains such an address, so the pool could allocate
+//!   it a second time.
 
 mod cluster_networks;
 mod leased_addresses;

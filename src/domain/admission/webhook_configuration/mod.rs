@@ -35,8 +35,8 @@ const TIMEOUT: i64 = 5;
 const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
     !has(object.metadata.deletionTimestamp) || has(object.status) != has(oldObject.status) || \
     (has(object.status) && object.status != oldObject.status)";
-/// CEL condition. False for the deletion of an IPPool without claims, which is not sent to
-/// admission.
+/// CEL condition. False for the deletion of an IPPool without claims. So such a deletion is not
+/// sent to admission.
 const NOT_AN_EMPTY_LEDGER: &str = "request.operation != 'DELETE' || (has(oldObject.status) && \
     has(oldObject.status.allocated) && size(oldObject.status.allocated) > 0)";
 
@@ -65,7 +65,7 @@ impl WebhookObject {
     }
 }
 
-/// Address at which the API server calls admission.
+/// Address at which the API server calls admission and conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionEndpoint {
     /// A Service, by namespace and name.
@@ -79,11 +79,12 @@ pub enum AdmissionEndpoint {
 pub struct Registration {
     /// Namespace in the webhooks' names, which users see in refusals.
     pub namespace: String,
-    /// Address at which the API server calls admission.
+    /// Address at which the API server calls admission and conversion.
     pub endpoint: AdmissionEndpoint,
     /// Username of this operator. The operator's own requests are not sent to admission.
     pub username: String,
-    /// Certificate authorities that the API server trusts for admission, in base64 of PEM.
+    /// Certificate authorities that the API server trusts for admission and conversion, in base64
+    /// of PEM.
     pub bundle: String,
     /// Paths of validation, mutation and conversion, in this order.
     pub paths: [&'static str; 3],

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * If Rancher ignores a Secret, or crashes because of it, the Secret is refused with a reason,
-//!   and never written.
+//! * A Secret that Rancher would ignore, or that would crash Rancher, is refused with a reason, and
+//!   never written.
 //! * In a kubeconfig, only the token of the current context's user and the kept old token change.
 //!   If the server changes, a new kubeconfig is made instead.
 //! * The old token can stay beside the new one for the overlap. The reason is that Rancher deletes

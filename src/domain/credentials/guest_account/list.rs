@@ -34,8 +34,9 @@ pub struct GuestObjects {
 
 /// Whether a VM is a node of `guest`. The label [`LABEL_GUEST_CLUSTER`] of a VM decides. A VM
 /// without this label counts as a node if a node driver made the VM, and if the VM's name begins
-/// with the guest cluster's name and a dash. A VM of another guest cluster can have such a name.
-/// This does no harm, because a guest with VMs keeps its credential.
+/// with the guest cluster's name and a dash. A VM of another guest cluster can have such a name
+/// too. This does no harm: `guest` then keeps its credential, because a guest with VMs does not
+/// count as gone.
 fn is_node_of(vm: &ObjectMeta, guest: &GuestCluster) -> bool {
     let label = |key: &str| vm.labels.as_ref().and_then(|labels| labels.get(key));
     vm.namespace.as_ref() == Some(&guest.namespace)

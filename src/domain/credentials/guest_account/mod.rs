@@ -299,13 +299,14 @@ pub struct ExistingObjects {
     pub bindings: Vec<StoredBinding>,
     /// Token Secrets of all accounts in the guest's namespace.
     pub tokens: Vec<TokenSecret>,
-    /// Secrets of another type whose name the guest's token Secret needs. The key is the Secret's
-    /// name. Only names that the caller requested were looked up.
+    /// Secrets that have a name for a token Secret of the guest, but are no token Secrets. The key
+    /// is the Secret's name. The caller decides which names are looked up.
     pub taken: BTreeMap<String, ForeignSecret>,
 }
 
 impl ExistingObjects {
-    /// Token Secrets of the guest whose token the API server accepts, the newest last.
+    /// Token Secrets of the guest, the newest last. Only those with a token that the API server
+    /// accepts.
     pub fn valid(&self, guest: &GuestCluster) -> Vec<&TokenSecret> {
         let mut valid: Vec<_> =
             self.own(guest).into_iter().filter(|token| token.invalid_since.is_none()).collect();

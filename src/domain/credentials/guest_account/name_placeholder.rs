@@ -16,22 +16,24 @@ use super::{
 /// Placeholder that must be created, and the placeholder that it replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamePlaceholder {
-    /// Existing placeholder that must be deleted first: its content is not a copy of the Secret
-    /// that `copies` names. `None`: no placeholder exists.
+    /// Existing placeholder that must be deleted first, because its content is not the one that
+    /// `copies` requires. `None`: no placeholder exists.
     pub old: Option<ObjectRemoval>,
-    /// Name of the token Secret whose content is copied. `None`: the placeholder has no content,
-    /// and only takes the name.
+    /// Name of the token Secret whose content is copied into the new placeholder. `None`: the guest
+    /// has no valid token. The new placeholder then has no content, and only occupies the name of
+    /// the guest's first token Secret.
     pub copies: Option<String>,
     /// Placeholder to create, without the copied content.
     pub step: CreationStep,
 }
 
-/// Placeholder that must be created. `kept`: name of the Secret with the valid token. `None`: no
-/// token is valid. If no Secret has the placeholder's name, a placeholder is needed, because the
-/// account may have had a token Secret of that name. The result is `None` in each of these cases:
+/// Placeholder that must be created. Its name is that of the guest's first token Secret. A
+/// placeholder is needed even if no Secret has this name, because the account may have had a token
+/// Secret of this name before. `kept`: name of the Secret with the valid token; `None` if no token
+/// is valid. The result is `None` in each of these cases:
 ///
 /// * A token Secret or a foreign Secret has the name.
-/// * A placeholder with the right content has the name.
+/// * A placeholder with the right content exists.
 /// * The account does not exist.
 pub fn name_placeholder(
     guest: &GuestCluster,

@@ -1,8 +1,9 @@
 //! Name of the Secret whose token a guest gets.
 //!
-//! A deleted token Secret leaves no trace: a user may have deleted it with kubectl, or a revocation
-//! may have ended early. Therefore the name without a suffix is used only for a new account. An
-//! account that exists may have had a token Secret of that name, even if the Secret is missing.
+//! A new Secret gets the name without a suffix, `<cluster>-token`, only for a new account. An
+//! account that exists may have had a token Secret of this name before, even if no trace of it is
+//! left: a user may have deleted the Secret with kubectl, or a revocation may have ended before it
+//! created the placeholder.
 
 use super::{ExistingObjects, GuestCluster, safe_name};
 

@@ -104,8 +104,8 @@ impl Kubeconfig {
 
     /// Methods of authentication of all users in the file. Field 0: name of the user. Field 1: name
     /// and times of the token or certificate by which this user authenticates. The error in field 1
-    /// says why the expiry is not known. Of the methods in `UNKNOWN_END_FIELDS`, only the first one
-    /// of each user is returned.
+    /// says why the expiry is not known. If a user has several of the methods in
+    /// `UNKNOWN_END_FIELDS`, only the first one is returned.
     pub fn auth_methods(&self) -> Vec<(String, Result<TokenClaims, String>)> {
         self.entries("users")
             .flat_map(|entry| {

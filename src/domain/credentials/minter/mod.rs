@@ -9,7 +9,8 @@
 
 use api::ANNOTATION_RANCHER_URL;
 
-/// Maximum number of characters of the annotation's URL in a message. The rest of this URL is cut.
+/// Maximum length, in characters, of the annotation [`ANNOTATION_RANCHER_URL`] in a message. The
+/// rest of its URL is cut.
 const LONGEST_URL: usize = 200;
 
 /// Cloud credential that is to get a token of the API key's user.

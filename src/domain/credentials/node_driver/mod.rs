@@ -2,8 +2,8 @@
 //!
 //! Source: the calls in the driver's `client.go`. [`RIGHTS`] omits images, networks, keys and
 //! storage classes, because the machine's configuration decides which of them the driver reads, and
-//! in which namespace. [`RIGHTS`] also omits Harvester's settings. In all roles of Harvester that
-//! were examined, the right to create virtual machines comes with the right to read settings.
+//! in which namespace. [`RIGHTS`] also omits Harvester's settings, because each examined role of
+//! Harvester with the right to create virtual machines also has the right to read settings.
 
 use std::fmt;
 

@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //!
-//! * Rancher itself shows a certificate authority. This authority is used only if it has the
-//!   checksum of `--ca-checksum`.
+//! * The certificate authority comes from the Rancher itself, from a connection that is not
+//!   verified. So it is used only if it has the checksum that `--ca-checksum` names.
 //! * The Secret names the only URL to which its key may be sent.
 
 mod account;

@@ -16,12 +16,14 @@ use super::{
 const FIRST_RETRY: Seconds = 5;
 /// Longest pause after a failed step other than a revocation, in seconds.
 const LAST_RETRY: Seconds = 600;
-/// Longest pause after a failed revocation, in seconds. The pause is short for two reasons: the
-/// credential may have leaked, and no event reports that a missing right was granted.
+/// Longest pause after a failed revocation, in seconds. It is shorter than [`LAST_RETRY`], because
+/// the credential may have leaked. Besides, a revocation may fail because the operator lacks a
+/// right, and no event reports that an admin has granted the right.
 const LAST_REVOKE: Seconds = 120;
 
-/// Action that brings the recorded state up to date with `seen`. `None`: `state` agrees with the
-/// target's content and with the existing credentials.
+/// Action that brings the recorded state up to date with the observed state. `None`: the recorded
+/// state agrees with the target's content and with the existing credentials, or it has no room for
+/// further credentials ([`RotationState::is_stuck`]).
 pub(super) fn update_state(input: DecisionInput<'_>) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
     if let Some(held) = seen.target.held() {
@@ -42,10 +44,12 @@ pub(super) fn update_state(input: DecisionInput<'_>) -> Option<RotationAction> {
 }
 
 /// Whether the target holds the recorded credential. `current`: recorded credential. `held`:
-/// credential in the target. Hashes are compared if the operator replaces the credential. A watched
-/// credential may be a password, and a hash in a status would reveal the password. So the status
-/// has no hash of a watched credential. Names are compared instead. Expiries are compared too,
-/// unless the issuer was asked for the expiry.
+/// credential in the target. The comparison depends on the plan:
+///
+/// * If the operator replaces the credential, the hashes are compared.
+/// * If the credential is only watched, the names are compared, and also the expiries, unless the
+///   issuer was asked for the expiry. The status has no hash of a watched credential, because the
+///   credential may be a password, and a hash would reveal it.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
@@ -90,8 +94,8 @@ impl RotationState {
 }
 
 impl RotationPlan {
-    /// End of an overlap that begins at `now`. One second is added to the overlap: times are cut to
-    /// whole seconds, and an overlap is never shorter than the spec says.
+    /// End of an overlap that begins at `now`. One second is added to the overlap, because times
+    /// are cut to whole seconds, and an overlap must not be shorter than the spec says.
     pub(super) fn overlap_end(&self, now: Seconds) -> Seconds {
         now + self.overlap + 1
     }
@@ -214,10 +218,11 @@ pub(super) fn abandon_pending(input: DecisionInput<'_>) -> RotationAction {
     RotationAction::write(StateChange::Abandoned, next)
 }
 
-/// State without the late writes that can no longer succeed. A late write is a write whose outcome
-/// is not known. The server refuses such a write if the target has another version by now. The
-/// write may have succeeded earlier, and a client may have read its credential. Therefore the
-/// overlap of this credential begins now. `None`: nothing in the state changes.
+/// State without the late writes that can no longer succeed. A late write is a write of a
+/// credential into the target, and its outcome is not known. If the target no longer has the
+/// version that the write replaces, the server refuses the write from now on. But the write may
+/// have succeeded before, and a client may have read the credential. Therefore the overlap of this
+/// credential begins now. `None`: the state does not change.
 pub(super) fn without_late_writes(input: DecisionInput<'_>) -> Option<RotationState> {
     let DecisionInput { plan, state, seen } = input;
     let TargetState::There { version, .. } = &seen.target else { return None };

@@ -60,10 +60,10 @@ fn next_step(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<Rotat
         .or_else(|| drop_kept_foreign(input, until))
 }
 
-/// Action that forgets the recorded failures, if each failed step has succeeded since, or is not
-/// wanted any more. `None`: no failure is recorded, or a failed step waits for its next try.
-/// `step`: function that finds the next step. This function is called with a state that has no
-/// pause after a failure. Precondition: for `input` itself, `step` returns `None`.
+/// Action that forgets the recorded failures, if no failed step is wanted any more. `None`: no
+/// failure is recorded, or a failed step waits for its next try. `step`: function that finds the
+/// next step. Precondition: `step` returns `None` for `input`. So if `step` returns an action for
+/// the same state without the pause after the failure, a failed step waits.
 pub(super) fn forget_failures(
     input: DecisionInput<'_>,
     step: fn(DecisionInput<'_>, &mut EarliestTime) -> Option<RotationAction>,

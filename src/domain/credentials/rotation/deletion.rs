@@ -123,11 +123,12 @@ pub(super) fn next_step(input: DecisionInput<'_>) -> RotationAction {
     until.0.map_or(RotationAction::Finish, |until| RotationAction::Wait(Some(until.min(last))))
 }
 
-/// State in which the overlap of every replaced credential has begun. `None`: all overlaps have
-/// already begun. Two kinds of overlaps begin now:
+/// State in which overlaps begin now. `None`: all overlaps have already begun. The first case that
+/// applies decides which overlaps begin:
 ///
-/// * An overlap that waits for a restart of the workloads, because a deletion restarts none.
-/// * The overlap of a credential whose late write can no longer succeed.
+/// 1. Late writes can no longer succeed: the overlaps of their credentials.
+/// 2. Overlaps wait for a restart of the workloads: these overlaps, because a deletion restarts no
+///    workloads.
 fn with_overlaps(input: DecisionInput<'_>) -> Option<RotationState> {
     let DecisionInput { plan, state, seen } = input;
     if let Some(next) = without_late_writes(input) {
@@ -141,9 +142,9 @@ fn with_overlaps(input: DecisionInput<'_>) -> Option<RotationState> {
     Some(next)
 }
 
-/// Whether a deletion of the TokenRotation may revoke `old` now. Precondition: the time in
-/// `old.after` is over, or `old.replaces` is `None`. So no write of the credential can still
-/// succeed, and `old.replaces` is ignored.
+/// Whether a deletion of the TokenRotation may revoke `old` now. Precondition: `old.replaces` is
+/// `None`, or the time in `old.after` is over. Each write of `old` succeeds or fails before this
+/// time. So no write of `old` can still succeed, and `old.replaces` is ignored.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

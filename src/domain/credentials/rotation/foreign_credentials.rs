@@ -18,8 +18,9 @@ const FURTHEST_AHEAD: u64 = 1_000;
 
 /// Action that adds one credential to the recorded state. The credential exists and belongs to this
 /// plan, but the state lacks it. `None`: the state has all existing credentials of this plan, or so
-/// many wait for revocation that the status has no room for more ([`RotationState::is_stuck`]). The
-/// others are recorded when some of these are revoked.
+/// many recorded credentials wait for revocation that the status has no room for more
+/// ([`RotationState::is_stuck`]). In the second case, the missing credentials are recorded after
+/// some of the recorded ones were revoked.
 pub(super) fn record_found(input: DecisionInput<'_>) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
     if state.is_stuck() {

@@ -70,11 +70,11 @@ pub(super) fn step_as_recorded(
     ))
 }
 
-/// First time after `decided` at which a rotation must be reconciled. This is the time of its next
-/// step (`until`), or the time at which the condition Expiring changes. `expires`: earliest expiry
-/// of the target's credentials. `decided`: time of the decision that gave `until`. A time between
-/// `decided` and now is returned too, because its step is still to be done. `None`: no such time is
-/// known.
+/// First time after `decided` at which a rotation must be reconciled: the time of its next step
+/// (`until`), or the time at which the condition Expiring changes, whichever is earlier. `expires`:
+/// earliest expiry of the target's credentials. `decided`: time of the decision that gave `until`.
+/// The result may be before the present time: the step of that time is still to be done. `None`: no
+/// such time is known.
 pub fn next_reconcile(
     plan: &RotationPlan,
     state: &RotationState,

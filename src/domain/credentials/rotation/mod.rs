@@ -19,8 +19,8 @@
 //!   outcome is not known. Only a deletion of the TokenRotation may revoke it earlier.
 //! * A credential is made only after its name was recorded.
 //! * A credential that another party has put into the target is adopted, and replaced when that is
-//!   due or requested. It is replaced at once in two cases: a separate issuer (`is_apart`) has
-//!   published nothing yet, or neither the validity nor the expiry of the credential is known.
+//!   due or requested. It is replaced at once if nothing was published yet for a separate issuer
+//!   (`is_apart`), or if neither the validity nor the expiry of the credential is known.
 
 mod bookkeeping;
 mod decide;
@@ -49,8 +49,8 @@ use super::timestamp::Seconds;
 const MOST_PREVIOUS: usize = 16;
 /// Pause in seconds until the target is read again, if the next step is not possible now.
 const READ_AGAIN_AFTER: Seconds = 30;
-/// Time that a process without the pending credential waits until it abandons the credential,
-/// counted from the record of the name. Another process may have the credential in memory.
+/// Time, counted from the record of the name, for which a process waits if it lacks the pending
+/// credential: another process may have it in memory. Then the credential is abandoned.
 const HELD_ELSEWHERE: Seconds = 15;
 /// Maximum duration of a write. After this time, the write has certainly succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
@@ -304,8 +304,8 @@ pub struct TargetCredential {
     pub is_unseen: bool,
     /// Whether the issuer no longer accepts the credential. False also if this is not known.
     pub is_dead: bool,
-    /// Whether the issuer's answer lacks the credential, and the reason is not known. Such a
-    /// credential was deleted, or belongs to another user.
+    /// Whether the issuer answered, but did not show this credential to the API key. It is not
+    /// known whether the credential was deleted, or belongs to another user.
     pub is_missing: bool,
     /// State of the credential, as the issuer reports it now. `None`: the issuer was not asked, or
     /// reports nothing about the credential.
@@ -428,7 +428,7 @@ impl RotationState {
         self.current.as_ref().is_some_and(|current| current.kept_alive)
     }
 
-    /// Whether `MOST_PREVIOUS` credentials or more wait for revocation: no new one is made.
+    /// Whether so many credentials wait for revocation (`MOST_PREVIOUS`) that no new one is made.
     pub fn is_stuck(&self) -> bool {
         self.previous.len() >= MOST_PREVIOUS
     }

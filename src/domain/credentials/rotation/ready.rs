@@ -1,8 +1,8 @@
 //! Status, reason and message of the condition Ready, for a rotation that has no step to carry out
 //! now. The note of the Event about a failed step is made here too.
 //!
-//! Invariant: such a rotation is Current only if the credential in its target works, as far as that
-//! can be observed. A rotation with children is Current only if each child is Ready.
+//! Invariant: the reason of Ready is Current only if the credential in the target works, as far as
+//! that can be observed. For a rotation with children, it is Current only if each child is Ready.
 
 use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;

@@ -7,9 +7,9 @@ use super::super::AdmissionAnswer;
 use super::{PoolQuestion, PoolRuleFacts};
 use crate::pools::ranges::AddressBlock;
 
-/// Refuses each new range that lies completely in networks of pods or Services. Networks that are
-/// not held back on the pool's segment do not count. A range is new if the ranges of the stored
-/// pool do not include its first address.
+/// Refuses each new range that lies completely in networks of pods or Services. A pool on a tagged
+/// VLAN may give out addresses of these networks, so nothing is refused for such a pool. A range is
+/// new if the stored pool's ranges do not include the first address of the range.
 pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = question.pool.ranges.as_ref().filter(|_| question.ranges_changed) else {
         return;

@@ -1,9 +1,9 @@
-//! Addresses that the host cluster leased by DHCP, and that a pool's ranges include.
+//! Refusal of ranges that newly include an address that the host cluster leased by DHCP.
 //!
-//! No ledger contains a leased address. So a pool would allocate the address to a second
-//! LoadBalancer, and the first LoadBalancer would lose it. A leased address is a reason for a
-//! refusal only if the change newly includes the address. So a pool that was admitted before can
-//! still be changed.
+//! No ledger contains a leased address. So a pool whose ranges include the address may allocate it
+//! to a second LoadBalancer, and the LoadBalancer with the lease then loses it. A pool that
+//! includes a leased address already can still be changed, because only ranges that newly include
+//! the address are refused.
 
 use std::net::{IpAddr, Ipv4Addr};
 

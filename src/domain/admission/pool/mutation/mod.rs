@@ -1,10 +1,9 @@
 //! Mutation of IPPools, and refusals that would come too late in the validation stage.
 //!
-//! The API server checks the schema between mutation and validation. The schema refuses a value of
-//! the wrong type with a text that does not help a user who copied an example. So mutation refuses
-//! such a value first, and says how to write the field. The API server drops unknown fields before
-//! mutation. The API server itself warns of unknown fields or refuses them, as the client asks
-//! (KEP-2885).
+//! The API server checks the schema between mutation and validation. If a value has the wrong type,
+//! the schema's refusal only names the types. So mutation refuses such a value first, and says how
+//! to write the field. Unknown fields need no check here: the API server drops them before
+//! mutation, and warns of them or refuses them, as the client asks (KEP-2885).
 
 use serde_json::{Map, Value, json};
 

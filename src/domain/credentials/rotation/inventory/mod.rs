@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * Only a few credentials are read each time, so that the number of calls does not grow with the
-//!   number of credentials. Those that were not read for the longest time come first.
+//! * Only a few credentials are read in one reconcile, so that the number of calls does not grow
+//!   with the number of credentials. Those that were not read for the longest time come first.
 //! * A credential that is no longer listed is removed.
 //! * The entry of a credential stays until the credential is read again, even if an earlier leader
 //!   recorded the entry.
@@ -26,7 +26,7 @@ pub struct CredentialInventory {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct InventoryEntry {
-    /// Entry of a status for the cloud credential. The field `rotated` is not used.
+    /// Entry of the cloud credential for `status.watched`. The field `rotated` is not used here.
     shown: WatchedCredential,
     /// Value of the inventory's `reads` after the last read of this cloud credential. `None`: the
     /// cloud credential was not read since the inventory was made.
@@ -64,12 +64,14 @@ impl CredentialInventory {
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Stores the result of reading the credential `name`. `found`: name and times of the
-    /// credential's token, whose expiry may be unknown. The error says why the token is not known.
-    /// After an error, the stored name and expiry stay. A name that is not in the list is ignored.
+    /// Stores the result of a read of the cloud credential `name`. Nothing is stored for a cloud
+    /// credential that is not in the inventory. `found`: name and times of the token in the cloud
+    /// credential; the error says why they are not known. After an error, the token's name and
+    /// expiry from an earlier read stay.
     ///
-    /// The exact expiry of an expired credential may be unknown. Each read then gives another
-    /// expiry. So the expiry that was stored first stays.
+    /// If Rancher does not say when a token has ended, `found` contains the time of the read as the
+    /// token's expiry. So each read gives a later expiry. Therefore a stored expiry that has passed
+    /// is not replaced by another past expiry of the same token.
     pub fn store_read(&mut self, name: &str, found: Result<TokenClaims, String>, now: Seconds) {
         let Some(InventoryEntry { shown, read }) = self.known.get_mut(name) else { return };
         self.reads += 1;
