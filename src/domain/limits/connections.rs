@@ -2,14 +2,15 @@
 //! [`ConnectionTable`] chooses the connection to close.
 //!
 //! Invariants:
-//! * a new connection always gets room, so none waits behind those of another source;
-//! * the source with the most connections loses one, even if all of them are busy. But no source
-//!   loses a connection to a source that has as many. So a source that opens many connections takes
-//!   none from a source with few, such as an API server;
+//! * a new connection always gets room, so no connection waits behind connections of other sources;
+//! * if the table is full, the source with the most connections loses one, even if all of them are
+//!   busy. A source loses a connection only to itself, or to a source that has fewer connections.
+//!   So a source that opens many connections takes none from a source with few, such as an API
+//!   server;
 //! * a connection without a whole request is closed first, and a connection whose answer is being
 //!   sent is closed last. Two things can be lost: an answer that is being sent, and a request whose
-//!   connection is still in the handshake. All other requests get an answer that makes an API
-//!   server repeat them (503 with `Retry-After`).
+//!   connection is still in the handshake. To every other request, the listener sends an answer
+//!   that makes an API server repeat the request (503 with `Retry-After`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -74,12 +75,14 @@ struct ConnectionSeat<T> {
 }
 
 impl<T> ConnectionSeat<T> {
-    /// Rank among the connections of the sources that have the most. The connection with the lowest
+    /// Rank among the connections that may be closed. These are the connections of the source with
+    /// the most, or of several sources if these have equally many. The connection with the lowest
     /// rank is closed first. So connections are closed in this order:
     ///
     /// 1. Connections without a whole request, the oldest phase first
-    /// 2. Connections whose request is being processed, the newest phase first. The oldest request
-    ///    will be answered next, so a source with too many requests still gets answers.
+    /// 2. Connections whose request is being processed, the newest phase first. The connection with
+    ///    the oldest request stays longest, because this request will be answered next. So a source
+    ///    with too many requests still gets answers.
     /// 3. Connections whose answer is being sent, the oldest phase first
     fn rank(&self) -> (u8, Duration) {
         match self.phase {

@@ -10,13 +10,13 @@ pub fn most_values(json: &str) -> usize {
     1 + count(json, |byte| matches!(byte, b',' | b'[' | b'{'))
 }
 
-/// Number of maps in a JSON text. A map takes hundreds of bytes of memory, even with one field: the
-/// tree that stores the fields has room for eleven from the first one on.
+/// Number of maps in a JSON text. A map takes hundreds of bytes of memory even if it has only one
+/// field, because the first node of the tree that stores the fields has room for eleven of them.
 pub fn maps(json: &str) -> usize {
     count(json, |byte| byte == b'{')
 }
 
-/// Counts the bytes outside of quoted strings for which `counts` returns true.
+/// Counts the bytes for which `counts` returns `true`, except the bytes within quoted strings.
 fn count(json: &str, counts: impl Fn(u8) -> bool) -> usize {
     let mut found = 0;
     let (mut is_quoted, mut is_escaped) = (false, false);

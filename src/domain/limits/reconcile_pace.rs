@@ -1,17 +1,17 @@
 //! Pace of reconciles: bounds how often an object that changes all the time is reconciled.
 //!
 //! A tenant can change an object as often as the API server answers, and each reconcile may cost
-//! several calls. Without a bound, all others wait for these calls. Kubernetes bounds its own
-//! controllers in a similar way: its EndpointSlice controller can gather the changes of pods for a
-//! fixed time (`--endpointslice-updates-batch-period`). Here, the first changes of an object are
-//! never delayed.
+//! several calls. Without a bound, the reconciles of all other objects wait for these calls.
+//! Kubernetes bounds its own controllers in a similar way: its EndpointSlice controller can gather
+//! the changes of pods for a fixed time (`--endpointslice-updates-batch-period`). Here, the first
+//! changes of an object are never delayed.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use super::token_bucket::TokenBucket;
 
-/// Number of buckets up to which full buckets are kept.
+/// Smallest number of buckets at which full buckets are removed. With fewer buckets, all are kept.
 const FEW: usize = 1024;
 
 /// Pace of the reconciles of several objects, each with a token bucket of its own. Times are
@@ -46,8 +46,8 @@ impl ReconcilePace {
         taken
     }
 
-    /// Removes full buckets if there are at least `prune_at` buckets. The next removal is due when
-    /// the number of the buckets that are left has doubled, and is at least [`FEW`].
+    /// Removes full buckets if there are at least `prune_at` buckets. Then sets `prune_at` to twice
+    /// the number of the remaining buckets, but to [`FEW`] at least.
     fn prune(&mut self, now: Duration) {
         if self.buckets.len() >= self.prune_at {
             self.buckets.retain(|_, bucket| !bucket.is_full(now));

@@ -1,7 +1,8 @@
 //! Maximum lengths of texts that are stored and reported, and the cut of longer texts.
 
-/// Maximum length, in bytes, of messages in conditions, errors and webhook answers. The annotations
-/// of LoadBalancers and networks that are kept in memory are not longer either.
+/// Maximum length, in bytes, of messages in conditions, errors and webhook answers. The same
+/// maximum applies to the value of an annotation that is kept in memory for a LoadBalancer or a
+/// network.
 pub const LONGEST_TEXT: usize = 1024;
 /// Maximum length, in bytes, of a name, an address, a time or another short field of an object that
 /// is kept in memory.

@@ -1,4 +1,4 @@
-//! Conditions in the status of objects. For all kinds of objects, the same function sets them.
+//! Conditions in the status of objects. `with_condition` sets them, for all kinds of objects.
 
 use crate::limits::text::{LONGEST_TEXT, cut};
 use api::{Condition, ConditionStatus, READY};

@@ -10,9 +10,9 @@
 //! expected.
 //!
 //! Besides, a byte budget bounds the number of bytes that are written per second in the long run.
-//! If the budget is used up, all requests wait, but for at most four seconds. So ledgers that
-//! change all the time exceed the budget if they have more than 4 MiB together. They are written
-//! every four seconds.
+//! If the budget is used up, all requests wait, but for at most four seconds. In this time, the
+//! budget grows by 4 MiB. So if ledgers of more than 4 MiB together change all the time, they are
+//! written every four seconds, and exceed the budget.
 
 use std::time::Duration;
 
@@ -38,9 +38,9 @@ const BYTES_PER_SECOND: u32 = 1024 * 1024;
 /// pause.
 const BURST: Duration = Duration::from_secs(64);
 /// Longest time after a write for which the byte budget delays the next write. After this time,
-/// requests are written even if the budget is used up. The budget gives 4 MiB in this time: about
-/// three ledgers of the largest size. If more of them change all the time, the average is above
-/// `BYTES_PER_SECOND`: each is written once in this time.
+/// requests are written even if the budget is used up. The budget grows by 4 MiB in this time,
+/// which is about three ledgers of the largest size. If more of these ledgers change all the time,
+/// each is written once in this time, and the average is above `BYTES_PER_SECOND`.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
 /// Pace of ledger writes: gives the pause before the next write. Times are offsets on one monotonic
@@ -187,8 +187,8 @@ mod tests {
         assert_eq!(pace.pause(ms(70), claims(50, ms(70))), ms(0));
     }
 
-    /// Writes so many of the largest ledgers, which change all the time, from time 0 to `end`.
-    /// Returns the number of bytes that were written, and the longest pause.
+    /// Writes `ledgers` ledgers of the largest size again and again, from time 0 to `end`. Returns
+    /// the number of bytes that were written, and the longest pause.
     fn keep_writing(pace: &mut WritePace, ledgers: usize, end: Duration) -> (usize, Duration) {
         let (mut now, mut written, mut longest) = (ms(0), 0, ms(0));
         loop {

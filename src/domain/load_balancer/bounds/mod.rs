@@ -132,7 +132,8 @@ pub fn is_list(stored: &[String], list: &[String]) -> bool {
 }
 
 /// Whether the list `stored` contains the address. `stored`: a list in an object that [`trim`] may
-/// have cut. Of a list that was cut, only the first addresses are known, about 600.
+/// have cut. A list that was cut has only its first addresses, about 600, so the result is `false`
+/// for the others.
 pub fn lists(stored: &[String], address: &str) -> bool {
     stored.iter().flat_map(|text| text.split(' ')).any(|listed| listed == address)
 }

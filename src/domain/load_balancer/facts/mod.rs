@@ -1,4 +1,5 @@
-//! Facts that decisions use about a LoadBalancer, read from its stored object.
+//! Facts about a LoadBalancer, as decisions use them. They come from its stored object and from
+//! other objects ([`LbSurroundings`]).
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -72,7 +73,8 @@ pub fn named_pool(lb: &LoadBalancer) -> Option<String> {
 
 /// Present or former claim from the annotation [`ANNOTATION_ALLOCATED`], whose value is
 /// `POOL/ADDRESS`. `None`: there is no valid annotation. A tenant may have written the annotation.
-/// So the claim is only a request, and the rules of the pool decide.
+/// So the claim is only a request, and the rules of the pool decide whether the LoadBalancer gets
+/// the address.
 pub fn former(lb: &LoadBalancer) -> Option<Claim> {
     let text = given(lb.metadata.annotations.as_ref(), ANNOTATION_ALLOCATED)?;
     let (pool, ip) = text.split_once('/')?;
@@ -85,7 +87,7 @@ pub fn written(claim: &Claim) -> String {
     format!("{}/{}", claim.pool, claim.ip)
 }
 
-/// Facts about the LoadBalancer from which a pool's ledger is checked and rebuilt. `None`: the
+/// Facts about the LoadBalancer, for the check and the rebuild of a pool's ledger. `None`: the
 /// LoadBalancer takes no address from pools, and publishes no claim.
 pub fn lb_entry(lb: &LoadBalancer) -> Option<LoadBalancerEntry> {
     let (asks, published) = (wants_pool(lb), published(lb));
@@ -213,9 +215,9 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     allocated_ip(lb).filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
 }
 
-/// Whether `status.backendServers` of the LoadBalancer has this address. Of a list that was cut for
-/// memory, only the first addresses are known ([`bounds::lists`]). Only the operator writes this
-/// list: admission refuses the changes of other clients.
+/// Whether `status.backendServers` of the LoadBalancer has this address. If a view has cut the
+/// list, the result is `false` for all but its first addresses ([`bounds::lists`]). Only the
+/// operator writes this list: admission refuses the changes of other clients.
 pub fn lists_backend(lb: &LoadBalancer, address: IpAddr) -> bool {
     let stored = lb.status.as_ref().and_then(|status| status.backend_servers.as_deref());
     bounds::lists(stored.unwrap_or_default(), &address.to_string())

@@ -2,7 +2,8 @@
 //! * A reconcile makes one patch with finalizer, claim, address, backends and condition together,
 //!   or no patch if nothing changes.
 //! * After the deletion of a LoadBalancer has begun, the patch only removes the finalizer.
-//! * While another controller leads, a patch only sets the condition that names this controller.
+//! * While another controller leads, a patch only sets the condition that names the other
+//!   controller.
 
 mod moving;
 
@@ -29,10 +30,10 @@ pub use moving::{keep_old_address, keep_while_served, may_lead_to, moves_from};
 /// reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressOutcome {
-    /// The address comes from a pool. The value is the answer of the pools' ledgers. If the
-    /// reconcile itself refuses an address, the value is `Waiting` with the reason. If the published
-    /// address must stay until the Service has left it, the value is `Held` with the published
-    /// claim.
+    /// The address comes from a pool. The value is the answer of the pools' ledgers, except in two
+    /// cases. If the reconcile itself refuses an address, the value is `Waiting` with the reason.
+    /// If the LoadBalancer changes its address, and its Service may still use the published one,
+    /// the value is `Held` with the published claim.
     Pool(ClaimResult),
     /// The announcer leases the address by DHCP. The text is the reason why the announcer leases
     /// the address and the host does not. `None`: an earlier reconcile decided this, and stored the
@@ -305,8 +306,8 @@ fn ready(
 }
 
 /// Condition `Ready` of a vm LoadBalancer that has the address `ip`, or whose announcer leases one.
-/// If the condition is False, its message begins with the cause, because UIs match the beginning.
-/// The reason why the LoadBalancer keeps its address comes after that.
+/// If the LoadBalancer keeps `ip` although it asks for another address, the message says why. If
+/// the condition is False, its message begins with the cause, because UIs match the beginning.
 fn vm_ready(outcome: &AddressOutcome, report: Option<&ServingStatus>, ip: &str) -> Condition {
     let (status, reason, message) = match report {
         Some(report) => readiness::ready(report, ip),

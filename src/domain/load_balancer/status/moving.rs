@@ -28,8 +28,8 @@ pub fn may_lead_to(address: IpAddr, own: Option<&StoredService>) -> bool {
     own.is_some_and(|stored| stored.ingress.is_empty() || stored.asks_for(address))
 }
 
-/// Outcome that keeps the address of the claim `old` published until the Service has moved to the
-/// new address, because the old address may still be announced.
+/// Outcome that keeps the claim `old` published. Callers use it as long as the LoadBalancer's
+/// Service may still be announced at the address of `old`.
 pub fn keep_old_address(old: Claim) -> AddressOutcome {
     AddressOutcome::Pool(ClaimResult::Held {
         claim: old,
@@ -39,10 +39,10 @@ pub fn keep_old_address(old: Claim) -> AddressOutcome {
     })
 }
 
-/// Outcome that keeps the present claim published after `spec.ipam` was changed to `dhcp`. The
-/// caller uses it while a finalizer delays the deletion of the Service, which asks for the claimed
-/// address. `None`: the status publishes no claim, or the LoadBalancer is of type cluster now, so
-/// that its new address does not depend on the Service.
+/// Outcome that keeps the published claim of a vm LoadBalancer after `spec.ipam` was changed to
+/// `dhcp`. The caller uses it while a finalizer delays the deletion of the Service, which asks for
+/// the claimed address. `None`: the status publishes no claim, or the LoadBalancer is of type
+/// cluster. A guest announces its new address without a Service, so this address need not wait.
 pub fn keep_while_served(lb: &LoadBalancer) -> Option<AddressOutcome> {
     facts::published(lb).filter(|_| listeners::is_vm(lb)).map(keep_old_address)
 }

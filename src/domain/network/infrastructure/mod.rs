@@ -57,9 +57,9 @@ impl Reserved {
         matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
 
-    /// Whether the object reserves the ingress address of a Service. Tenants choose ingress
-    /// addresses. So a later Service must not take an address away from a VM or LoadBalancer that
-    /// already has this address.
+    /// Whether the object reserves the ingress address of a Service. A tenant can choose such an
+    /// address. So a VM or LoadBalancer that has the address already may keep it when a Service
+    /// gets it too.
     pub fn is_ingress(&self) -> bool {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }
@@ -152,10 +152,12 @@ impl Infrastructure {
         now.difference(&before).chain(before.difference(&now)).copied().collect()
     }
 
-    /// Networks whose addresses pools hold back, each with the object that reserves the network:
-    /// addresses of nodes, the management address, ingress addresses of Services that no
-    /// LoadBalancer owns, and the networks of pods and Services. Pools on tagged VLANs do not hold
-    /// back the networks of pods and Services ([`Reserved::is_held_back_on`]).
+    /// Networks whose addresses pools hold back (do not give out), each with the first object that
+    /// reserves the network:
+    /// * addresses of nodes, the management address, and ingress addresses of Services that no
+    ///   LoadBalancer owns, each as a /32 or /128 network;
+    /// * the networks of pods and Services. Pools on tagged VLANs do not hold them back
+    ///   ([`Reserved::is_held_back_on`]).
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))

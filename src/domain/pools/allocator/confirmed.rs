@@ -2,11 +2,14 @@
 //! asks again gets its recorded answer even while the ledger task waits for a write, or cannot
 //! write.
 //!
-//! Invariant: a recorded answer is the answer that the ledger task would give after the task's
-//! pending writes. So an answer is recorded only while no write of the claim's pool is pending, or
-//! if the stored pool has the claim. An answer is removed before the task serves a request about
-//! the claims of the same owner. After pools or networks have changed, all answers are compared
-//! with the allocator. A claim of another owner changes no recorded answer.
+//! Invariant: a recorded answer is the answer that the ledger task would give after its pending
+//! writes. These rules keep the invariant:
+//! * an answer is recorded only while no write of the claim's pool is pending, or if the stored
+//!   pool has the claim;
+//! * an answer is removed before the task serves a request about the claims of the same owner;
+//! * after pools or networks have changed, all answers are compared with the allocator.
+//!
+//! A claim of another owner changes no recorded answer.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! Deleted pools, and the addresses that LoadBalancers continue to publish after the deletion.
 //!
-//! No ledger has such an address, so a reservation protects it where it is announced
-//! ([`super::reserved`]). The place is known in two cases:
+//! No ledger has such an address, so a reservation protects it on the segments where it is
+//! announced ([`super::reserved`]). These segments are known in two cases:
 //! * the LoadBalancer is of type cluster, and its network is known. The guest announces the address
 //!   on that network, whatever the network of the pool was;
 //! * the pool was not global, and was deleted in this term of leadership, so the allocator
@@ -42,8 +42,8 @@ impl PoolAllocator {
     }
 
     /// Segments where the LoadBalancer's address is, or may be, announced, if the pool `pool` gave
-    /// the address out and was deleted. If the place is not known, [`Segment::Unlisted`] is among
-    /// them.
+    /// the address out and was deleted. If not all segments are known, [`Segment::Unlisted`] is
+    /// among them.
     pub(super) fn announced_after_deletion(&self, facts: &LbFacts, pool: &str) -> Vec<Segment> {
         let deleted = self.deleted.get(pool).filter(|deleted| !deleted.selector.is_global());
         let segment = deleted.map_or(Segment::Unlisted, |deleted| deleted.segment.clone());

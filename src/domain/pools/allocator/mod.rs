@@ -103,7 +103,8 @@ pub enum ClaimResult {
 pub struct PoolAllocator {
     pools: BTreeMap<String, AllocatorPool>,
     /// Pools that were deleted in this term, by name. The next deletion of a pool removes each
-    /// entry that no reservation names. An entry has no effect while a new pool has its name.
+    /// entry that no reservation names. An entry has no effect while a pool with its name exists
+    /// again.
     deleted: BTreeMap<String, deleted::DeletedPool>,
     /// Map from an owner's UID to its claims. An owner has more than one claim while it changes
     /// pools.

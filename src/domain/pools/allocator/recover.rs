@@ -9,9 +9,10 @@ use crate::reason::NoAddressReason;
 use crate::{Claim, LbFacts, Owner};
 
 impl PoolAllocator {
-    /// Retains a published address whose pool was deleted. The pool may be created again, and an
-    /// address in use changes only at its owner's request. `None`: the LoadBalancer publishes no
-    /// such address, or its `spec.ipPool` names another pool.
+    /// Keeps a published address whose pool was deleted, because an address in use changes only at
+    /// its owner's request. The LoadBalancer becomes a waiter, because the pool may be created
+    /// again. `None`: the LoadBalancer publishes no such address, or its `spec.ipPool` names
+    /// another pool.
     pub(super) fn keep_claim_of_deleted_pool(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
         let claim = self.claim_of_deleted_pool(facts)?;
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
@@ -25,14 +26,16 @@ impl PoolAllocator {
         Some(self.held(facts, claim.clone(), Some(wait)))
     }
 
-    /// The published claim, if its pool does not exist and the claim counts. Otherwise `None`.
-    /// Where admission does not protect the status, a tenant can write any address into the status,
-    /// and the name of a pool that never existed. So the claim counts only in one of these cases:
-    /// * the claim is reserved for the LoadBalancer, which need not withdraw it. For example, the
-    ///   claim was published at the start of this replica's term of leadership, or a ledger
-    ///   recorded it until the pool was removed;
-    /// * no other LoadBalancer has the address, by a ledger or by a reservation. The address is not
+    /// The published claim, if its pool does not exist and one of these conditions is met.
+    /// Otherwise `None`.
+    /// * The claim is reserved for the LoadBalancer, and the LoadBalancer need not withdraw it. For
+    ///   example, the claim was published at the start of this replica's term of leadership, or a
+    ///   ledger recorded it until the pool was removed.
+    /// * No other LoadBalancer has the address, by a ledger or by a reservation. The address is not
     ///   the gateway of a pool. Each pool whose ranges include the address admits the LoadBalancer.
+    ///
+    /// Reason for the conditions: where admission does not protect the status, a tenant can write
+    /// any address into it, and the name of a pool that never existed.
     pub(super) fn claim_of_deleted_pool<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);

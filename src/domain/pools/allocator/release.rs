@@ -10,8 +10,10 @@ impl PoolAllocator {
         !self.claims_of(uid).is_empty() || self.waiters.contains_key(uid) || self.is_remembered(uid)
     }
 
-    /// Whether the allocator does not know the owner with this UID ([`Self::knows`]), and no pool
-    /// must be written. If so, [`Self::release`] changes nothing.
+    /// Whether nothing of the owner with this UID is left to release, in memory or in a stored
+    /// ledger: the allocator does not know the owner ([`Self::knows`]), and no write of a pool is
+    /// pending. Before a pending write, the stored ledger may still have a claim of the owner that
+    /// was released in memory.
     pub fn has_nothing_to_release(&self, uid: &str) -> bool {
         !self.knows(uid) && self.touched.is_empty()
     }
@@ -19,8 +21,9 @@ impl PoolAllocator {
     /// Releases every claim of the owner, and removes the owner's waiting request, reservations and
     /// expected address. Returns the released claims.
     ///
-    /// Does nothing if a ledger has the owner's UID under another name: a tenant can write the UID
-    /// of any LoadBalancer into the owner reference of a Service of its own.
+    /// Does nothing if a ledger has the owner's UID under another name. Reason: after the deletion
+    /// of a Service, the UID in `owner` is from the Service's owner reference. A tenant can write
+    /// the UID of any LoadBalancer into the owner reference of its own Service.
     pub fn release(&mut self, owner: &Owner) -> Vec<Claim> {
         let has_another_name = |claim: &Claim| {
             self.owner_of(claim).is_some_and(|recorded| recorded.name != owner.name)

@@ -39,8 +39,8 @@ use api::IPPoolSpec;
 pub struct PoolFacts {
     /// Name of the pool.
     pub name: String,
-    /// Creation time, in seconds since the epoch. A pool that is just being created is the
-    /// youngest.
+    /// Creation time, in seconds since the epoch. A pool that is just being created has `i64::MAX`,
+    /// so that it is the youngest.
     pub created: i64,
     /// Whether the pool is being deleted.
     pub deleting: bool,

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use super::super::ranges::{PoolRanges, from_u128, to_u128};
 use api::Range;
 
-/// Maximum number of times that a subnet is doubled to find a subnet in which both ends of a range
-/// are hosts and the gateway is outside the range.
+/// Maximum number of times that the subnet of a range is doubled. It is doubled until both ends of
+/// the range are hosts, and the gateway is outside the range.
 const WIDER: u8 = 16;
 
 /// Whether keys with this prefix contain addresses.

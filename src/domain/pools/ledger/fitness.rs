@@ -10,7 +10,8 @@ pub enum AddressFitness {
     /// another LoadBalancer.
     Expected,
     /// Must not be given anew. The address is reserved for another LoadBalancer, which has it from
-    /// a deleted pool. A LoadBalancer that already publishes the address keeps it.
+    /// a deleted pool. Exception: a missing claim may be restored if this LoadBalancer publishes
+    /// the address already.
     Withheld,
     /// Must not be given, for one of these reasons:
     /// * Another LoadBalancer has the address, by a claim or by a reservation, on a network where

@@ -115,10 +115,10 @@ impl Ledger {
         Ok(ip)
     }
 
-    /// Returns the next free address after the cursor whose fitness is `Good`, else the next free
-    /// address whose fitness is `Expected`. Moves the cursor to the returned address. The error:
-    /// there is no such address. O(k log n), where k is the number of free addresses that are
-    /// skipped.
+    /// Searches the free addresses after the cursor, then those up to the cursor. Returns the first
+    /// one whose fitness is `Good`, else the first one whose fitness is `Expected`, and moves the
+    /// cursor to it. The error: there is no such address. O(k log n), where k is the number of free
+    /// addresses that are skipped.
     fn next_free(
         &mut self,
         fitness: impl Fn(IpAddr) -> AddressFitness,

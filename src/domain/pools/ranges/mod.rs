@@ -347,9 +347,9 @@ fn parse_excludes(
         .collect()
 }
 
-/// First of the blocks that overlap `first..=last`, and its kind. No host can have an address of
-/// these blocks. `None`: no block overlaps. Source: IANA special-purpose registries; RFC 6890,
-/// RFC 5771, RFC 4291.
+/// Block of addresses that no host can have, such as multicast addresses, if it overlaps
+/// `first..=last`. Returns the block's network and its kind. `None`: no such block overlaps.
+/// Source: IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291.
 fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
     const BLOCKS: [(&str, &str); 7] = [
         ("0.0.0.0/8", "\"this network\""),

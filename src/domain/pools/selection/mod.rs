@@ -1,15 +1,15 @@
 //! Pools that may serve a LoadBalancer, and their order.
 //!
 //! The order is total:
-//! 1. the pools whose network is exactly the required network and whose scope matches strictly: a
-//!    blank field of the scope matches only a blank value;
-//! 2. the pools of that network whose scope matches only because a blank project or guest cluster
+//! 1. the pools that are on exactly the required network and have a scope that matches strictly. In
+//!    a strict match, a blank field of the scope matches only a blank value;
+//! 2. the pools on that network whose scope matches only because a blank project or guest cluster
 //!    admits any value;
 //! 3. the global pool.
 //!
 //! Within each group, pools are ordered by priority, the highest first, then by name. A `*` is a
 //! wildcard only in a pool's scope. So a LoadBalancer does not match more pools if one of its own
-//! values is `*`. If one of these pools gave the LoadBalancer its former address,
+//! values is `*`. If the former address of the LoadBalancer is from one of these pools,
 //! [`super::allocator`] tries that pool first.
 //!
 //! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the

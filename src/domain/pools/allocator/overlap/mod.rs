@@ -54,8 +54,8 @@ pub struct SharedAddress {
 }
 
 impl SharedAddress {
-    /// Address that two owners have. `a` and `b`: the name of a pool, and the owner that has the
-    /// address from this pool.
+    /// Address that two owners have. `a` and `b` are pairs: the name of a pool, and the owner that
+    /// has the address from this pool.
     fn new(ip: IpAddr, a: (&str, &Owner), b: (&str, &Owner)) -> Self {
         let mut holders = [a, b].map(|(pool, owner)| (pool.to_owned(), owner.name.clone()));
         holders.sort();
@@ -63,8 +63,8 @@ impl SharedAddress {
     }
 }
 
-/// A new conflict between pools or addresses. The comparison before did not find the conflict. The
-/// ledger task reports it once, as an Event of a pool.
+/// A conflict between pools or addresses that the previous comparison of the pools did not find.
+/// The ledger task reports it once, as an Event of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverlapNews {
     /// The pool of this name gives out no new address because of this conflict. The conflict is
@@ -263,8 +263,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Lets the other pools give out the address of a claim that was released. [`Self::let_go`]
-    /// describes the exception.
+    /// Lets the other pools give out the address of a claim that was released. Exception: a pool
+    /// that must still hold back the address ([`Self::let_go`]).
     pub(super) fn let_go_elsewhere(&mut self, claim: &Claim) {
         let both =
             |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);

@@ -173,12 +173,16 @@ impl PoolAllocator {
         })
     }
 
-    /// Reserves the address of each claim of a LoadBalancer, and of each reserved claim whose pool
-    /// was deleted. A published address without a claim is reserved only if `claim_of_deleted_pool`
-    /// returns it. If the LoadBalancer neither has a claim nor publishes an address, adds its
-    /// former address to the expected addresses. Also replaces the facts of a waiter, and ends a
-    /// withdrawal that is complete. When [`Self::take_moved`] returns `true`, the caller must
-    /// observe every LoadBalancer again.
+    /// Updates what the allocator remembers about a LoadBalancer:
+    /// * Reserves the address of each of its claims, and of each of its reserved claims whose pool
+    ///   was deleted.
+    /// * Reserves its published address, if `claim_of_deleted_pool` returns this address.
+    /// * Adds its former address to the expected addresses, if the LoadBalancer neither has a claim
+    ///   nor publishes an address.
+    /// * Replaces its facts, if it is a waiter.
+    /// * Ends the withdrawal of an address, if the withdrawal is complete.
+    ///
+    /// When [`Self::take_moved`] returns `true`, the caller must observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -351,11 +355,12 @@ impl PoolAllocator {
 
     /// Returns a function that says whether a free address of `pool` may be given to the
     /// LoadBalancer. `pool` may have been removed from the allocator. The pool's own segment needs
-    /// no check, because the pool's free addresses are not in use on that segment. While an address
-    /// of a deleted pool is reserved, no other LoadBalancer gets it, on any segment, not even a
-    /// former owner. Otherwise, two LoadBalancers would have the address at the start of the next
-    /// term. The next leader does not know the deleted pool's network. It would withdraw the
-    /// address from the first owner, which still uses it.
+    /// no check, because the pool's free addresses are not in use on that segment.
+    ///
+    /// An address from a deleted pool that is reserved for another LoadBalancer is not given out
+    /// anew on any segment. Reason: the next leader does not know the network of the deleted pool.
+    /// If it found two LoadBalancers with the address, it would withdraw the address from the
+    /// LoadBalancer of the deleted pool, which still uses it.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,

@@ -171,7 +171,7 @@ impl LoadBalancerIndex {
 
 impl PoolAllocator {
     /// Reads a stored pool into the allocator. The rules in the module's header decide which owner
-    /// has each address. Returns the corrections of the ledger.
+    /// has each address. Returns the faults in the stored ledger and in published addresses.
     pub fn merge(&mut self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
@@ -260,7 +260,8 @@ impl PoolAllocator {
 
     /// Returns the LoadBalancers that must be read again before a merge:
     /// * LoadBalancers whose published address may overrule a ledger;
-    /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `index`.
+    /// * LoadBalancers with the name of an owner in the stored ledger, if the UID that the stored
+    ///   ledger records for this owner is not in `index`.
     pub fn owners_to_reread(&self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let stored = read_claims(&seen.status, memory, index, &mut Vec::new());
