@@ -25,8 +25,8 @@ use crate::locks::lock;
 use crate::metrics::Metrics;
 
 /// Longest time without an attempt to read the Lease. After a longer time, the process counts as
-/// stuck, and `/healthz` fails. A read that fails is an attempt too. So no pod is restarted because
-/// the API server does not answer.
+/// stuck, and `/healthz` fails. A read that fails is an attempt too, so an API server that does not
+/// answer causes no restart of a pod.
 pub const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;

@@ -1,14 +1,14 @@
-//! Queue of large requests: which one is read and processed, and which answer is being sent.
+//! Queue of large requests: decides which request is read and processed, and which answer is sent.
 //!
 //! Invariants:
-//! * one request at a time has the turn to be read and processed, and one answer at a time has the
-//!   place to be sent. A request keeps its turn until its answer has the place. So a queue holds at
-//!   most one request and two answers in memory;
-//! * a small answer takes no place, because its connection has memory for one small request or
+//! * one request at a time has the turn, which is the right to be read and processed. One answer at
+//!   a time has the place, which is the right to be sent. A request keeps the turn until its answer
+//!   has the place. So a queue holds at most one request and two answers in memory;
+//! * a small answer needs no place, because its connection has memory for one small request or
 //!   answer;
-//! * while another answer waits for the place, the answer in the place has a limited time. After
-//!   this time, its connection is cut. So a caller that does not read its answer delays the next
-//!   caller no longer than a caller that does not send its body.
+//! * the answer that has the place has a limited time while another answer waits for the place.
+//!   After this time, the connection of the first answer is cut. So a caller that does not read its
+//!   answer delays the next caller no longer than a caller that does not send its body.
 
 use std::pin::pin;
 use std::sync::Mutex;
@@ -24,19 +24,20 @@ use crate::domain::limits::connections::ConnectionSource;
 use crate::locks::lock;
 use crate::turns::{CallerTurn, Turns};
 
-/// Time from the start of an answer after which its connection may be cut. An answer of 8 MiB takes
-/// 0.7 s at 100 Mbit/s.
+/// Time for a large answer, from its start. If another answer waits for the place after this time,
+/// the connection of the started answer is cut. An answer of 8 MiB takes 0.7 s at 100 Mbit/s.
 const LEAVES: Duration = Duration::from_secs(1);
 
 /// Queue of large requests of one kind.
 pub(super) struct LargeQueue {
     /// Turn to be read and processed.
     pub(super) turns: Turns<ConnectionSource>,
-    /// Place of the answer that is being sent. Only the caller that has the turn takes the place.
+    /// The place, which is the right to send a large answer. Only a caller that has the turn takes
+    /// the place.
     place: Turns<ConnectionSource>,
-    /// Answer that took the place last.
+    /// Latest answer that has taken the place.
     last: Mutex<StartedAnswer>,
-    /// Time from the start of an answer after which its connection may be cut.
+    /// Time for a large answer while another one waits. It is [`LEAVES`], except in tests.
     leaves: Duration,
 }
 

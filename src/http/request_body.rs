@@ -41,9 +41,9 @@ pub(super) struct CompleteBody {
     pub(super) turn: Option<CallerTurn<ConnectionSource>>,
 }
 
-/// Reads a body within the limits. A large body must declare its length, as the API server does. A
-/// declared length above the largest is refused before the body arrives. Memory for a large body is
-/// reserved once, at the start of its turn.
+/// Reads a body within the limits. A large body must declare its length, as the API server does. If
+/// the declared length is more than `limits.most`, the request is refused before the body arrives.
+/// Memory for a large body is reserved once, at the start of its turn.
 pub(super) async fn read(
     mut body: Body,
     turns: &Turns<ConnectionSource>,

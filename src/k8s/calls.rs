@@ -50,8 +50,8 @@ pub(crate) async fn run_call<T>(
     }
 }
 
-/// Parameters of a deletion that fails with a conflict if the object has another UID or another
-/// resourceVersion. `None`: the deletion does not depend on this value.
+/// Parameters of a deletion that fails with a conflict unless the object has the UID `uid` and the
+/// resourceVersion `version`. `None`: the deletion does not depend on this value.
 pub(super) fn only_if(uid: Option<&str>, version: Option<&str>) -> DeleteParams {
     let (uid, resource_version) = (uid.map(str::to_owned), version.map(str::to_owned));
     DeleteParams::default().preconditions(Preconditions { uid, resource_version })
@@ -82,8 +82,8 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     }
 
     /// Reads the object `name`. `None`: the API server answered that the object does not exist. Any
-    /// other 404 is an error. Examples are a 404 of a proxy, and a 404 for a kind that is not
-    /// served. Used wherever a missing object decides, because such a 404 says nothing about it.
+    /// other 404 is an error, because it says nothing about the object. Examples are a 404 of a
+    /// proxy, and a 404 for a kind that is not served.
     async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
     }
@@ -99,9 +99,9 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     }
 
     /// Reads a whole list with the deadline [`Self::deadline`]. If `params` has a limit, reads one
-    /// page. A page that is late is requested again with fewer objects. Each try has the deadline
-    /// [`Self::deadline`], but at most [`CALL_DEADLINE`]. All tries together have [`TRIES`] times
-    /// the deadline of one try, or [`Self::deadline`] if that is longer.
+    /// page. A page that is late is requested again with fewer objects. Each try of a page with
+    /// several objects has the deadline [`Self::deadline`], but at most [`CALL_DEADLINE`]. All
+    /// tries together have [`TRIES`] times this deadline, or [`Self::deadline`] if that is longer.
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
         let name = || format!("GET {}", self.api().resource_url());
         let deadline = self.deadline();

@@ -26,10 +26,10 @@ use crate::metrics::Metrics;
 /// Longest time to establish a connection: the lookup of the name, TCP and TLS. The time for TCP
 /// alone is shorter. Most commands that run in a terminal have a longer time.
 ///
-/// Go allows ten seconds for TLS. Here, an open connection may be silent for the time [`SILENCE`],
-/// and after that, the TLS handshake of the next connection may be silent too. Both together, with
-/// the delays of an informer, must take less than 15 s. A call has no use for a longer time either,
-/// because its own deadline ([`super::CALL_DEADLINE`]) includes the connection.
+/// Go allows ten seconds for TLS. That would be too long here: an open connection may be silent for
+/// the time [`SILENCE`], and then the TLS handshake of the next connection may be silent too. Both
+/// together, with the delays of an informer, must take less than 15 s. A call has no use for a
+/// longer time either, because its own deadline ([`super::CALL_DEADLINE`]) includes the connection.
 pub const CONNECT: Duration = Duration::from_secs(4);
 /// Longest time for which a connection stays open without a call. After a longer time, the API
 /// server at the other end may have become unresponsive, and the next call on the connection would
@@ -39,13 +39,14 @@ const IDLE: Duration = Duration::from_secs(3);
 /// between two of these probes.
 const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Number of unanswered keepalive probes after which a connection counts as dead. Linux ignores
-/// this number on a connection with a TCP user timeout, which is [`SILENCE`] here (tcp(7)).
+/// this number if the connection has a TCP user timeout (tcp(7)). Here, this timeout is
+/// [`SILENCE`].
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Reads the configuration of a client, which is server and credentials, from the file
-/// `kubeconfig`. `None`: from the file that `KUBECONFIG` names, or from the default file. If that
-/// file is missing or cannot be used, the configuration of the pod is read. `connect` is the
-/// connect timeout, for the lookup of the name, TCP and TLS together.
+/// Reads the configuration of a client (server and credentials) from the file `kubeconfig`. `None`:
+/// from the file that `KUBECONFIG` names, or from the default file. If that file is missing or
+/// cannot be used, the configuration of the pod is read. `connect` is the connect timeout, for the
+/// lookup of the name, TCP and TLS together.
 ///
 /// The retries of kube's client are off, because these retries would repeat POSTs too. Each caller
 /// decides when a retry is safe.

@@ -118,9 +118,9 @@ async fn write(queue: Arc<EventQueue>, recorder: Recorder, metrics: Metrics) {
     }
 }
 
-/// Writes an Event. The write of a warning is repeated if [`CallError::may_pass`] is true for its
-/// error, up to [`WARNING_TRIES`] writes in all: some warnings are sent only once in a term. If the
-/// answer to a write was lost, the repetition may write a second Event.
+/// Writes an Event. Some warnings are sent only once in a term, so the write of a warning is
+/// repeated after an error for which [`CallError::may_pass`] is true, up to [`WARNING_TRIES`]
+/// writes in all. If the answer to a write was lost, the repetition may write a second Event.
 async fn publish(
     recorder: &Recorder,
     event: &Event,

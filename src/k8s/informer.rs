@@ -411,7 +411,8 @@ mod tests {
         assert_eq!(reports(&mut list, &["ns/a"], vec![Event::InitDone]), ["complete"]);
     }
 
-    /// The alert `HGOViewStale` needs the series, even if the kind was not served at first.
+    /// The alert `HGOViewStale` needs the series `hgo_watch_staleness_seconds` of a kind that the
+    /// operator may not list (403), even if the kind was not served (404) at first.
     #[tokio::test]
     async fn a_view_that_no_right_fills_is_stale_and_one_of_an_unserved_kind_is_not() {
         for (first, later, is_stale) in [(403, 403, true), (404, 404, false), (404, 403, true)] {

@@ -75,8 +75,8 @@ use self::calls::FailedCall;
 use crate::metrics::Metrics;
 
 /// Deadline of one call. When the deadline has passed without an answer, it is unknown whether the
-/// call had an effect. A page of a list has this deadline for each try: a page that is late is
-/// requested again with fewer objects ([`paging`]).
+/// call had an effect. A page of several objects has this deadline for each try, because a page
+/// that is late is requested again with fewer objects ([`paging`]).
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Largest number of objects in one page of a list. The API server may have to convert all of them

@@ -102,9 +102,9 @@ impl LeaseHolderWatch {
 
     /// Removes the status subresource from IPPool's CRD. The Go controller writes the status with
     /// plain updates (`pkg/ipam/store/store.go`, `Reserve`). Where the CRD has the subresource, the
-    /// API server drops the status of a plain update. Returns the suffix of the text for the log
-    /// and the Event: the subresource was removed, or could not be removed. Empty: the CRD had no
-    /// status subresource.
+    /// API server drops the status of a plain update. Returns a suffix for the text of the log and
+    /// of the Event, which says that the subresource was removed, or could not be removed. Empty:
+    /// the CRD had no status subresource.
     async fn without_subresource(&self) -> &'static str {
         let removal = async {
             let api = Api::<CustomResourceDefinition>::all(self.client.clone());

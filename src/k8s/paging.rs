@@ -5,12 +5,15 @@
 //! is small. A list may be continued with another `limit`: the end-to-end test of Kubernetes
 //! chooses a random `limit` for each page (`test/e2e/apimachinery/chunking.go`).
 //!
-//! The API server reads all objects of a page before it sends the first byte, and answers too late
-//! if the page has many large ones. A list that begins again would come to the same page. So a page
-//! with more than [`FIRST_PAGE`] objects is requested again with fewer objects if its request
-//! fails. In a call with a deadline, each try of a page has a deadline of its own
-//! ([`PAGE_DEADLINE`]): a page that is late is requested again with fewer objects, down to one. A
-//! page that the API server refuses is not requested again.
+//! The API server reads all objects of a page before it sends the first byte, so its answer comes
+//! too late if the page has many large objects. If the caller began the list again, it would come
+//! to the same page. So these pages are requested again with fewer objects:
+//! * a page of several objects with more than [`LARGEST_PAGE`] bytes;
+//! * a page of more than [`FIRST_PAGE`] objects, if its request fails;
+//! * a page that is late. In a call with a deadline, each try of a page of several objects has a
+//!   deadline of its own ([`PAGE_DEADLINE`]).
+//!
+//! A page that the API server refuses is not requested again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -56,9 +59,9 @@ tokio::task_local! {
 struct PageSize {
     /// Number of objects to request.
     limit: u64,
-    /// Number of objects to read before `limit` may grow again: as many as the last page had before
-    /// it was cut, or [`LONG_PAUSE`] times as many. Without this pause, the small objects around
-    /// each large one would be requested again and again.
+    /// Number of objects to read before `limit` may grow again. When `limit` is cut, the pause
+    /// becomes the former `limit`, or [`LONG_PAUSE`] times the former `limit`. Without this pause,
+    /// the small objects around each large one would be requested again and again.
     pause: u64,
 }
 

@@ -1,11 +1,11 @@
-//! A connection that cannot write: a request other than a GET fails here, and is never sent.
+//! A connection that cannot write: it sends only GETs that are not watches.
 //!
 //! Invariants:
-//! * Only GETs are sent.
-//! * A request for a watch is not sent, and never gets an answer. So a command that reads the
-//!   cluster once needs no right to watch, and its views do not change after their lists.
-//! * A GET of an object or a list that the API server answers with 403 is noted in
-//!   [`RefusedReads`]. So is a GET of a list that it answers with 404.
+//! * A request with another method than GET is not sent, and fails at once.
+//! * A watch is not sent either, but does not fail: it waits for ever. So a command that reads the
+//!   cluster once needs no right to watch, and its views do not change after their first lists.
+//! * If the API server refuses a GET of an object or a list with 403, [`RefusedReads`] notes the
+//!   GET. A 404 is noted for a list only: for an object, it says that the object does not exist.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -50,9 +50,9 @@ impl RefusedReads {
     }
 }
 
-/// HTTP service that sends only GETs, and no watches. A request with another method fails, and a
-/// watch gets no answer. Adds to `refusals` each GET of an object or a list with the answer 403,
-/// and each GET of a list with the answer 404.
+/// HTTP service that sends only GETs, and no watches. A request with another method fails. A watch
+/// waits for ever. Adds to `refusals` each GET of an object or a list that is answered with 403,
+/// and each GET of a list that is answered with 404.
 pub(super) fn withhold_writes<S, B>(
     inner: S,
     refusals: RefusedReads,

@@ -1,5 +1,5 @@
-//! Admission: gathers the facts that a rule needs, and applies the rules.
-//! [`crate::domain::admission`] decides what may be stored.
+//! Admission: gathers the facts that the rules of [`crate::domain::admission`] need, and applies
+//! these rules.
 //!
 //! Invariants:
 //! * this module never writes;
@@ -50,11 +50,11 @@ pub struct RuleSources {
 }
 
 impl RuleSources {
-    /// Whether `user` may write the fields that only the leader writes. `own`: username of this
-    /// operator, empty if the username is not known. This operator may always write these fields.
-    /// Harvester's Go controller may write these fields while a controller other than this operator
-    /// holds the Lease. A replica that does not lead learns of a new holder within about 0.4 s,
-    /// because it reads the Lease that often.
+    /// Whether `user` may write the fields that only a leader writes:
+    /// * This operator always may do so. `own`: its username, empty if the username is not known.
+    /// * Harvester's Go controller may do so while a controller other than this operator holds the
+    ///   Lease. A replica that does not lead reads the Lease every 0.4 s, so it learns of a new
+    ///   holder within about this time.
     pub fn is_leader(&self, user: &str, own: &str) -> bool {
         (!own.is_empty() && user == own)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

@@ -1,10 +1,12 @@
 //! Facts for the rules of IPPools.
 //!
 //! Other pools are listed from the API server, so that the list includes a pool that another
-//! replica has just admitted. Two pools created at the same time can still both be admitted. If so,
-//! the ledger task applies the same rule: the younger pool allocates nothing, and its condition
-//! says why. No request is refused because a fact is not available in time. If the list of pools is
-//! not available, the view is used.
+//! replica has just admitted. If the list fails or is late, the pools in the view are used. A fact
+//! that is not available in time never causes a refusal.
+//!
+//! Two pools in conflict can both be admitted if they are created at the same time. The ledger task
+//! then applies the rule about conflicts: the younger pool allocates nothing, and its condition
+//! says why.
 
 use std::time::Duration;
 
@@ -88,11 +90,10 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
     leased.collect()
 }
 
-/// Returns the claims in `holders` whose LoadBalancer exists. If the view has none of these
-/// LoadBalancers, up to `READS` of them are read from the API server, because they may be newer
-/// than the view. If they are not all read within `PATIENCE`, for example because many requests
-/// wait for such reads, none of them counts. A claim whose LoadBalancer no longer exists blocks
-/// nothing: the ledger task releases it later.
+/// Returns the claims in `holders` whose LoadBalancer is in the view. If the view has none of these
+/// LoadBalancers, reads up to `READS` of them from the API server, because they may be newer than
+/// the view, and returns the claims of those that exist. Returns no claim if these reads together
+/// take longer than `PATIENCE`, for example because many requests wait for such reads.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
     let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &ClaimHolder| {

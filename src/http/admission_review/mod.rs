@@ -42,9 +42,9 @@ const MOST_VALUES: usize = 100_000;
 /// Maximum number of maps in one object. The schema allows fewer than 5,000 maps.
 const MOST_MAPS: usize = 15_000;
 
-/// Paths of the maps whose fields a patch changes one by one. Any other value is replaced as a
-/// whole. So a name that the caller has chosen is in at most one path of a patch, and a patch is
-/// not much longer than the object.
+/// Paths of the maps that a patch changes field by field. Any other value is replaced as a whole.
+/// So a patch is not much longer than the object: a key that the caller has chosen is in the path
+/// of one operation only, and not in the paths of all fields below the key.
 const PATCHED: [&str; 6] =
     ["", "/metadata", "/metadata/annotations", "/metadata/labels", "/spec", "/status"];
 
@@ -114,7 +114,8 @@ struct ReviewedResource {
     plural: String,
 }
 
-/// Kind and version of the object that the client sent, before its conversion.
+/// Part of `requestKind`: the API version in which the client sent the object, before the API
+/// server converted the object.
 #[derive(Debug, Default, Deserialize)]
 struct RequestedKind {
     #[serde(default)]
@@ -211,8 +212,8 @@ impl ParsedReview {
     }
 }
 
-/// Result of the rules of admission for one review. `Err`: a fact that the rules need was not
-/// available; the error is that of the call that should have read this fact.
+/// Result of the rules of admission for one review. `Err`: error of a call that was to read a fact
+/// for the rules.
 pub type ReviewOutcome = Result<AdmissionAnswer, CallError>;
 
 /// Applies the rules of admission to a review. `username`: username of this operator. `deadline`:

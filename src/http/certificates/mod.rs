@@ -1,5 +1,5 @@
 //! Keys and certificates of admission. This module makes them, and converts them to and from the
-//! content of the Secret. [`super::registration`] reads and writes the Secret.
+//! content of admission's Secret. [`super::registration`] reads and writes this Secret.
 //!
 //! Invariants: everything that is read is checked, so invalid content of the Secret is recognised.
 //! Private keys are never printed. [`crate::domain::admission::certificates`] decides when each
@@ -45,8 +45,8 @@ const CA: (&str, &str) = ("ca.crt", "ca.key");
 const NEXT: (&str, &str) = ("next-ca.crt", "next-ca.key");
 const SERVING: (&str, &str) = ("tls.crt", "tls.key");
 const PREVIOUS: &str = "previous-ca.crt";
-/// Maximum number of previous authorities that stay trusted. If the list has more, its last entries
-/// are dropped.
+/// Maximum number of previous authorities that stay trusted. If more are added, the last ones in
+/// `CertificateMaterial::previous` are dropped.
 const MOST_PREVIOUS: usize = 8;
 
 /// Parsed certificate, of an authority or of a server.
@@ -220,8 +220,8 @@ impl CertificateMaterial {
         })
     }
 
-    /// Adds `ours` to the trusted authorities. `ours`: authority that signed the certificate which
-    /// this replica serves.
+    /// Puts the authority `ours` first among the previous authorities, which stay trusted. If there
+    /// are then too many, the last one is dropped.
     #[must_use]
     pub fn remembering(mut self, ours: &ParsedCertificate) -> Self {
         self.previous.insert(0, ours.clone());

@@ -47,8 +47,9 @@ const MOST_MAPS_OF_OBJECT: usize = 15_000;
 /// its annotations, and 60,000 more in the text of each of two annotations. So a review of one
 /// object never reaches the limit. The conversion of so many values takes less than a second.
 const MOST_VALUES: usize = 1_500_000;
-/// Maximum size of an answer, in bytes: twice the largest request. The answer and the request are
-/// in memory at the same time. An object grows by its carried fields, which have at most 256 KiB.
+/// Maximum size of an answer, in bytes: twice the largest request. The limit is needed because the
+/// request and the answer are in memory at the same time. The answer for one object stays far below
+/// it, because an object grows only by its carried fields, which have at most 256 KiB.
 const LARGEST_ANSWER: usize = 16 << 20;
 /// Maximum size of a review's UID, in bytes. A UID from the API server has 36 bytes.
 const LONGEST_UID: usize = 256;
@@ -188,7 +189,8 @@ struct ReviewBudget {
 impl ReviewBudget {
     const FULL: Self = Self { review: MOST_VALUES, object: 0, maps: 0 };
 
-    /// Subtracts values of the current object. `Err`: the object, or the review, has too many.
+    /// Subtracts `values` from the budget of the current object and from that of the review. `Err`:
+    /// the object, or the review, has too many values.
     fn spend(&mut self, values: usize) -> Result<(), String> {
         self.object = self.object.checked_sub(values).ok_or_else(|| {
             format!("has more than {MOST_VALUES_OF_OBJECT} values: no LoadBalancer needs so many")
@@ -196,7 +198,7 @@ impl ReviewBudget {
         self.spend_in_review(values)
     }
 
-    /// Subtracts values that count only for the review. `Err`: the review has too many.
+    /// Subtracts `values` from the budget of the review only. `Err`: the review has too many.
     fn spend_in_review(&mut self, values: usize) -> Result<(), String> {
         self.review = self.review.checked_sub(values).ok_or_else(|| {
             format!("more than {MOST_VALUES} values in one review: list fewer objects at a time")
@@ -209,8 +211,9 @@ impl ReviewBudget {
         self.parse(text)
     }
 
-    /// Parses annotations. A tenant may write as many as the API server stores. So the limit is
-    /// higher, and no stored object is refused.
+    /// Parses the annotations of an object. Their limit is higher than that of the object's other
+    /// values: a tenant may write as many annotations as the API server stores, and no stored
+    /// object may be refused.
     fn read_annotations(&mut self, text: &RawValue) -> Result<Value, String> {
         let values = most_values(text.get());
         if values > MOST_VALUES_OF_ANNOTATIONS {
@@ -222,7 +225,7 @@ impl ReviewBudget {
         self.parse(text)
     }
 
-    /// Parses a text whose values are subtracted already.
+    /// Subtracts the maps of a text, and parses the text. The caller has subtracted its values.
     fn parse(&mut self, text: &RawValue) -> Result<Value, String> {
         self.maps = self.maps.checked_sub(maps(text.get())).ok_or_else(|| {
             format!("has more than {MOST_MAPS_OF_OBJECT} maps: no LoadBalancer needs so many")
@@ -301,7 +304,8 @@ struct ConvertedObject<'a> {
     /// Other fields, which are written as they were read.
     #[serde(flatten)]
     rest: Fields<'a>,
-    /// Metadata. `None`: the object has none, or `rest` has it, because it is not a JSON object.
+    /// Metadata. `None`: the object has no metadata, or its metadata is no JSON object and is in
+    /// `rest`.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<ConvertedMetadata<'a>>,
 }

@@ -1,17 +1,17 @@
 //! Life of one connection, from its first request to its end.
 //!
-//! Aim: no request is lost because its connection ends. The API server does not repeat a POST that
-//! it sent into a connection that was being closed (Go's `http.Transport` repeats only requests
-//! that it considers replayable). If such a POST is lost and the webhook's `failurePolicy` is
-//! `Fail`, the API server refuses the write that the POST was about. But the API server does repeat
-//! a request that is answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest).
-//! So:
+//! Aim: the end of a connection loses no request. The API server does not repeat a POST that it
+//! sent into a connection that was being closed (Go's `http.Transport` repeats only requests that
+//! it considers replayable). If such a POST is lost and the webhook's `failurePolicy` is `Fail`,
+//! the API server refuses the write that the POST was about. But the API server does repeat a
+//! request that is answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest). So:
 //! * the last answer says `Connection: close`;
 //! * an idle connection is closed by its caller, because otherwise a request could arrive while
 //!   this process closes the connection;
-//! * before this process closes a connection, for lack of room or because the process ends, it
-//!   sends a final answer. The final answer also answers a request that may be on its way. For lack
-//!   of room, it also answers a request that is arriving or being processed;
+//! * before this process closes a connection, to make room or because the process ends, it sends a
+//!   final answer: 503 with `Retry-After`. This is also the answer to a request that is on its way.
+//!   If the connection must make room, it is also the answer to a request that is arriving or being
+//!   processed;
 //! * an answer is cut only if it is late, or if its caller does not read it in time;
 //! * after the final answer the connection stays open for a moment, so that no reset destroys data
 //!   that the caller has not read yet. Only `LINGERING` connections at a time can stay open. A
@@ -58,10 +58,10 @@ const FOREVER: Duration = Duration::from_hours(24 * 365);
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
-/// Time that a new connection has for its first request while the server ends, from the end of the
-/// handshake. Reason: the caller may stall between the handshake and the request. The caller does
-/// not repeat a request that it could not write to an unused connection (`shouldRetryRequest` in
-/// Go's net/http).
+/// Time limit for the first request of a new connection while the server ends, from the end of the
+/// handshake. The caller may stall between the handshake and this request. If the connection were
+/// closed meanwhile, the request would be lost: the caller does not repeat a request that it could
+/// not write to an unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for the end of a connection: for the answer `FAREWELL` or `OVERLOADED`, if one is
 /// sent, and for the end of the sending half. A connection that must make room while it sends
@@ -354,8 +354,8 @@ mod tests {
         (stream, answer, cut)
     }
 
-    /// A large answer holds the turn of its request. If hyper copied the answer, the turn would end
-    /// at once, and nothing would limit the number of copies.
+    /// A large answer holds the place of its queue until it is dropped. If hyper copied the answer,
+    /// the place would be free at once, and nothing would limit the number of copies.
     #[tokio::test]
     async fn an_answer_is_not_copied_and_is_dropped_when_it_is_sent() {
         let (mut stream, answer, _) = asked().await;
@@ -381,8 +381,8 @@ mod tests {
         timeout(SENDING / 2, dropped(&answer)).await.unwrap();
     }
 
-    /// The memory of answers that are not read is limited, because their connections have no place
-    /// in the table any more.
+    /// A connection that must make room is no longer in the table of connections, so the table does
+    /// not limit the memory of its answer. The shorter time limits it.
     #[tokio::test]
     async fn an_answer_that_is_not_read_has_less_time_if_there_is_no_room() {
         let (stream, answer, _) = asked().await;

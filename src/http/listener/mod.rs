@@ -266,9 +266,9 @@ impl Drop for ListenerSeat {
     }
 }
 
-/// Pause after an accept that failed with `failure`. `before`: pause after the previous accept;
-/// `None` if that accept did not fail. The result is `None` if the failure concerns only one
-/// connection. The next connection can then be accepted at once.
+/// Pause after an accept that failed with `failure`. `before`: the pause before this one; `None` if
+/// an accept has succeeded since, or there was no pause yet. Returns `None` if the failure concerns
+/// only one connection, because the next connection can then be accepted at once.
 fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
     match failure {
         ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
@@ -364,7 +364,8 @@ mod tests {
         serving.await.unwrap();
     }
 
-    /// Connections of other sources would wait behind a new one that waits for room.
+    /// A new connection never waits for room. Otherwise, connections of other sources would wait
+    /// behind it.
     #[tokio::test]
     async fn a_source_whose_connections_are_all_busy_does_not_hold_up_another_source() {
         let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
@@ -389,8 +390,8 @@ mod tests {
         let mut caller = TcpStream::connect(address).await.unwrap();
         caller.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         timeout(WIND_DOWN, caller.read_u8()).await.unwrap().unwrap();
-        // The third made room for the fourth, and the fourth made room for the other source. The
-        // answer makes their callers send the request again.
+        // The third connection made room for the fourth, and the fourth made room for the other
+        // source. The answer 503 makes the callers of both send their requests again.
         for lost in [2, 3] {
             let mut words = String::new();
             let read = timeout(WIND_DOWN, busy[lost].read_to_string(&mut words)).await;

@@ -1,6 +1,7 @@
 //! Registration of admission. This module writes the address of admission and the trusted
-//! authorities into the configurations. It corrects a configuration that another client has
-//! changed.
+//! authorities into the configurations, and corrects a configuration that another client has
+//! changed. The configurations are the two webhook configurations and `spec.conversion` of
+//! LoadBalancer's CRD.
 //!
 //! Invariants: admission is registered only after it can answer. The first change by another client
 //! is corrected at once. Further changes are corrected after ever longer pauses, so that two
@@ -28,8 +29,8 @@ use crate::k8s::CallError;
 /// First pause and longest pause between two repairs of a configuration that another client keeps
 /// changing.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Longest time between two consecutive repairs of a configuration. After a longer time without a
-/// repair, the count of repairs starts again at one.
+/// Longest time for which the next repair of a configuration still counts as consecutive. After a
+/// longer time without a repair, the count of consecutive repairs starts again at one.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -165,8 +166,8 @@ impl Registrar {
     }
 
     /// Whether admission's Service has a ready endpoint, or had one at an earlier check. Always
-    /// true if the API server reaches admission by a URL. A Service without a ready endpoint must
-    /// not be registered, because every request would fail.
+    /// true if the API server reaches admission by a URL. If a Service without a ready endpoint
+    /// were registered, every request would fail.
     async fn is_reachable(&self, state: &mut RegistrarState) -> Result<bool, RoundStop> {
         let AdmissionEndpoint::Service(namespace, name) = &self.endpoint else { return Ok(true) };
         if !state.repairs.reachable {

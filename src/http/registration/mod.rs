@@ -40,8 +40,9 @@ use configurations::Repairs;
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// First and longest pause after a failed call. Each further failure doubles the pause.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Maximum number of consecutive rounds without a pause, each with one step. The start of the
-/// process takes one step, and a repair takes two or three.
+/// Maximum number of consecutive rounds without a pause. A round that has changed something is
+/// followed by the next round at once. The first installation takes about three rounds, and a
+/// repair takes two or three.
 const MOST_STEPS: usize = 8;
 
 /// Registers admission with the API server, and keeps the registration current.
@@ -101,7 +102,7 @@ enum RoundStop {
     Failed(#[from] CallError),
     #[error(transparent)]
     Certificate(#[from] CertificateError),
-    /// The state was changed by this replica, or by a faster one. So the round starts again.
+    /// Change of an object, by this replica or by another client. So the round starts again.
     #[error("the state has changed")]
     Again,
 }
@@ -257,8 +258,10 @@ impl Registrar {
         trusted.map_or(LONGEST_PAUSE, |trusted| SETTLING.saturating_sub(trusted))
     }
 
-    /// Updates `state.trusted`: the time since which every configuration trusts an authority.
-    /// Includes the authorities that are in use or will be used next.
+    /// Updates `state.trusted` for three authorities: the next one, the one that signed the
+    /// certificate in the Secret, and the one that signed the served certificate. Keeps the time at
+    /// which the trust in an authority was first observed. Leaves out an authority that at least
+    /// one configuration does not trust.
     fn record_trust(state: &mut RegistrarState) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);

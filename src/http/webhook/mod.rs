@@ -3,17 +3,17 @@
 //! Invariants:
 //! * the deadline of an answer is shorter than the API server's timeout. The answer to a refused
 //!   request contains a sentence that says why;
-//! * small requests do not wait for large ones, because each connection has memory for one small
-//!   request or answer. Small requests are processed one at a time, reviews apart from conversions.
-//!   Sources take turns, and the thread does other work between two requests;
+//! * each connection has memory for one small request or answer, so small requests do not wait for
+//!   large ones. Small reviews are processed one at a time, and so are small conversions. Sources
+//!   take turns, and the thread does other work between two requests;
 //! * parsed objects of a small review are in memory only while the thread works on this review, or
 //!   while the review has one of the [`READERS`] places for reviews that need a read from the API
 //!   server;
 //! * large reviews are read and answered one at a time, and so are large conversions
 //!   ([`LargeQueue`]). A small request with a large answer is processed again, as a large one. In
-//!   both queues, sources take turns, and the turn of a large body begins only when more than a
-//!   small request has arrived. So the total memory of large requests is bounded, and a large
-//!   request delays only other large requests;
+//!   both queues, sources take turns, and the turn of a large body begins only after more than
+//!   [`SMALL`] bytes of it have arrived. So the total memory of large requests is bounded, and a
+//!   large request delays only other large requests;
 //! * a panic affects one request only, which is answered with 500.
 
 use std::panic::AssertUnwindSafe;
@@ -55,21 +55,23 @@ pub const CONNECTIONS: usize = 768;
 const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 /// Deadline for the answer to a conversion. The API server waits 30 s for it.
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
-/// Limits of a review. A review may contain two copies of an object, the new one and the stored
-/// one. The API server limits each copy to 3 MiB. The rest of a large body has one second. Reason:
-/// with two slow sources, the review of an API server may have to wait for three turns: the present
-/// one, and one more of each source. The review must still end before [`REVIEW_DEADLINE`]. Half a
-/// second would be too short on a machine that stalls, and on a slow network: 8 MiB take 0.7 s at
-/// 100 Mbit/s.
+/// Limits of a review:
+/// * `most`: a review may contain two copies of an object, the new one and the stored one. The API
+///   server limits each copy to 3 MiB.
+/// * `ends`: with two slow sources, the review of an API server may have to wait for three turns:
+///   the present one, and one more of each source. This review must still end before
+///   [`REVIEW_DEADLINE`]. Half a second would be too short on a machine that stalls, and on a slow
+///   network: 8 MiB take 0.7 s at 100 Mbit/s.
 const REVIEW_LIMITS: BodyLimits =
     BodyLimits { most: 8 << 20, begins: Duration::from_secs(3), ends: Duration::from_secs(1) };
-/// Limits of a conversion. The API server sends one object in a review, which has at most 3 MiB.
+/// Limits of a conversion. The API server sends one object of at most 3 MiB in a review.
 const CONVERSION_LIMITS: BodyLimits =
     BodyLimits { begins: Duration::from_secs(8), ..REVIEW_LIMITS };
 
-/// Deadline for the reads of pools in the review of a large LoadBalancer. Other large reviews wait
-/// for the turn meanwhile, so the reads have no more time than the rest of a large body. A small
-/// LoadBalancer has [`CALL_DEADLINE`], because a slow API server is no reason to refuse it.
+/// Deadline for the reads of pools in a large review of a LoadBalancer. Other large reviews wait
+/// for the turn meanwhile, so the reads have no more time than the rest of a large body. In a small
+/// review, the deadline is [`CALL_DEADLINE`], which is longer than [`REVIEW_DEADLINE`]. So a late
+/// read leads to the answer 503, which asks the API server to try again, and not to a refusal.
 const LARGE_READS: Duration = Duration::from_secs(1);
 /// Maximum number of small reviews that read from the API server at the same time. The parsed
 /// objects of a small review may take a hundred times the memory of their text, about 4 MiB.
@@ -93,8 +95,8 @@ pub struct Webhooks {
     small_reviews: Turns<ConnectionSource>,
     /// Places of small reviews that need a read from the API server.
     readers: Turns<ConnectionSource>,
-    /// Turn to process a small conversion. Reviews have a turn of their own, because any caller may
-    /// send conversions, also if reviews need a client certificate.
+    /// Turn to process a small conversion. Any caller may send conversions, even if reviews need a
+    /// client certificate. So conversions and reviews do not share a turn.
     small_conversions: Turns<ConnectionSource>,
 }
 

@@ -256,8 +256,8 @@ impl LeaderElector {
         }
     }
 
-    /// Waits for the time `pause`, or until this process has a message to write. If the
-    /// leadership expires meanwhile, ends it at that moment.
+    /// Waits for the time `pause`, or until this process has a message to write. If the leadership
+    /// expires meanwhile, ends the term at that moment.
     async fn pause(&self, leadership: &Leadership, pause: Duration) {
         let wake = clock::now() + pause;
         let until = *lock(&leadership.until);

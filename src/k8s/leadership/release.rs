@@ -13,10 +13,10 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 impl LeaderElector {
     /// Releases the Lease, so that the next leader need not wait until the Lease expires. Does
-    /// nothing if the leadership is [`LeadershipState::Lost`]. Leadership that has expired is
-    /// released too: the Lease may still name this process, and the Go controller waits much longer
-    /// for the Lease than this process may lead. Repeats a failed attempt, because a renewal that
-    /// was sent before may be stored between the read and the write of the attempt.
+    /// nothing if the leadership is [`LeadershipState::Lost`]. Releases the Lease also if the
+    /// leadership has expired: the Lease may still name this process, and for the Go controller it
+    /// expires much later than the leadership. Repeats a failed attempt. One cause of a failure is
+    /// an earlier renewal that the API server stores between the read and the write of the attempt.
     pub async fn release(&self, leadership: &Leadership) {
         if *leadership.state.borrow() == LeadershipState::Lost {
             return;

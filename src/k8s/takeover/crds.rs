@@ -69,10 +69,10 @@ impl TakeoverClient {
         self.change(name, adopted(&stored, &ours, &operator)).await
     }
 
-    /// Restores the former versions of a CRD, and Helm's former label and annotations, from its
-    /// annotation [`ANNOTATION_FORM`]. Versions that are not the operator's stay as they are. Has
-    /// no effect without this annotation: an earlier write without an answer may have restored the
-    /// versions.
+    /// Restores what the annotation [`ANNOTATION_FORM`] of the CRD `name` records: the former
+    /// versions, and Helm's former label and annotations. If another program has already replaced
+    /// the operator's versions, the present versions stay. Does nothing if the CRD has no such
+    /// annotation, because an earlier write without an answer may have restored the CRD.
     pub(super) async fn restore(&self, name: &str) -> anyhow::Result<()> {
         let stored = self.definition(name).await?;
         if !stored.annotations().contains_key(ANNOTATION_FORM) {

@@ -16,8 +16,8 @@ use crate::domain::takeover::steps::VM_FINALIZERS;
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 
-/// Maximum number of objects whose finalizers are being removed at the same time. Also the maximum
-/// number of failed removals after which the others are still tried.
+/// Maximum number of objects whose finalizers are removed at the same time. Also the maximum number
+/// of failed objects after which the removal still goes on.
 const AT_A_TIME: usize = 16;
 
 impl TakeoverClient {
