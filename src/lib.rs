@@ -1,7 +1,7 @@
 //! Operator for guest clusters and VMs of Harvester, in the host cluster: addresses, load balancers
 //! and credentials.
 //!
-//! Modules, in the order in which data flows:
+//! Modules:
 //!
 //! * [`api`] has the Kubernetes types.
 //! * [`domain`] decides.

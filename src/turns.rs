@@ -32,8 +32,8 @@ struct TurnQueue<S: Clone + Eq + Hash> {
     order: VecDeque<S>,
 }
 
-/// Place of a caller. The drop of a `CallerTurn` gives the place to a caller of the next source. If
-/// no caller waits, the place becomes free.
+/// A taken place: the caller may work as long as it holds this value. The drop gives the place to a
+/// waiting caller of the next source. If no caller waits, the place becomes free.
 #[derive(Debug)]
 pub struct CallerTurn<S: Clone + Eq + Hash>(Option<Turns<S>>);
 

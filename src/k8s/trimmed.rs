@@ -1,5 +1,5 @@
-//! LoadBalancers, cut to the fields that decisions use. Each object is cut as soon as it is parsed.
-//! So at any time, at most one parsed object of a page is uncut.
+//! LoadBalancers that are trimmed to the fields that decisions use. Each object is trimmed as soon
+//! as it is parsed. So while a page of a list is read, at most one of its objects is untrimmed.
 
 use kube::Resource;
 use kube::core::ObjectMeta;
@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::bounds;
 
-/// Size in bytes above which a stored LoadBalancer is large. A LoadBalancer of a guest cluster with
-/// two listeners is smaller, even with the fields that Kubernetes adds.
+/// Largest size in bytes of a stored LoadBalancer that does not count as large. A guest load
+/// balancer with two listeners is smaller, even with the fields that Kubernetes adds.
 const LARGE: usize = 8 * 1024;
 
 /// Differences between a stored LoadBalancer and its copy in a view.

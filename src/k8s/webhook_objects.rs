@@ -222,8 +222,8 @@ fn sealed(secret: Secret) -> VersionedSecret {
 }
 
 /// JSON of `object`, which is a webhook configuration or a CRD. Managed fields and annotations are
-/// left out, because no decision uses them. Of a CRD's versions, only the names are included,
-/// because the versions' schemas are most of a CRD's size.
+/// left out, because no decision uses them. Each version of a CRD is reduced to its name, because
+/// the schemas of the versions are most of a CRD's size.
 fn value(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);

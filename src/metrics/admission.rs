@@ -13,7 +13,7 @@ metric_set! {
             "Requests of the API server by call, kind and verdict",
             &["call", "kind", "verdict"],
         );
-        /// Seconds in which the rules or the conversion made an answer, by call. The arrival of the
+        /// Seconds that the check or the conversion of an object took, by call. The arrival of the
         /// request and its wait for a turn are not included. Refusals by an HTTP status are not
         /// measured.
         pub seconds: HistogramVec = histograms(
@@ -33,8 +33,8 @@ metric_set! {
             "End of a certificate's validity",
             &["certificate"],
         );
-        /// Corrections of webhook registrations that another client had changed, by kind of the
-        /// registration object.
+        /// Corrections of a webhook configuration, or of the CRD with the conversion webhook, after
+        /// another client changed the object. By kind of the object.
         pub repairs: IntCounterVec = counters(
             "hgo_registration_repairs_total",
             "Configurations changed by another client and corrected",

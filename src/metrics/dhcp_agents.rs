@@ -4,7 +4,7 @@ use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
 use super::MetricMaker;
 
-/// Bounds of the buckets for durations of a lease's steps, in seconds.
+/// Bounds of the buckets of the histograms for getting and renewing a lease, in seconds.
 const SECONDS: [f64; 13] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
 

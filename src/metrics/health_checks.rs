@@ -35,7 +35,8 @@ metric_set! {
             "Probes that started later than a tenth of their period",
         );
         /// Number of backends that count as healthy because their failures are doubted. The label
-        /// `second_opinion` shows whether another replica reaches these backends.
+        /// `second_opinion` is `reached` if another replica reaches most of the backends that it
+        /// was asked to probe, and otherwise `none`.
         doubted: IntGaugeVec = gauges(
             "hgo_probe_targets_doubted",
             "VM backends that fail but stay endpoints, because most fail at once, by the second opinion",
@@ -53,9 +54,9 @@ impl ProbeMetrics {
         self.verdicts.with_label_values(&[verdict]).inc_by(count);
     }
 
-    /// Sets the number of backends that count as healthy because their failures are doubted.
-    /// `held`: this number. `reached`: whether another replica reaches most of these backends.
-    /// `false` also if no replica has answered.
+    /// Sets the metric of doubted failures. `held`: number of backends that count as healthy
+    /// because their failures are doubted. `reached`: whether another replica reaches most of the
+    /// backends that it was asked to probe. `reached` is `false` if no replica has answered.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
         let held = i64::try_from(held).unwrap_or(i64::MAX);

@@ -93,9 +93,9 @@ pub struct Metrics {
     pub unreadable: IntCounterVec,
     /// Calls to the API server, by method and status.
     pub api_requests: IntCounterVec,
-    /// Failed reconciles that will be repeated, by controller and kind of error. Not counted,
-    /// although they are repeated: conflicts of TokenRotations, and writes for DHCP agents that met
-    /// a conflict or a missing object.
+    /// Failed reconciles that will be repeated, by controller and kind of error. Two failures are
+    /// repeated but not counted: a conflict of a TokenRotation, and a write for a DHCP agent that
+    /// met a conflict or a missing object.
     pub reconcile_errors: IntCounterVec,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
@@ -287,9 +287,9 @@ impl Metrics {
         }
     }
 
-    /// Starts to measure how long the LoadBalancer waits for its first address. The caller has not
-    /// observed the LoadBalancer before. Does nothing if the LoadBalancer has an address or is being
-    /// deleted.
+    /// Starts to measure how long the LoadBalancer waits for its first address. To be called when
+    /// the LoadBalancer is observed for the first time. Does nothing if the LoadBalancer has an
+    /// address or is being deleted.
     pub fn start_wait(&self, lb: &LoadBalancer) {
         let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
         if has_address || lb.metadata.deletion_timestamp.is_some() {
@@ -316,8 +316,8 @@ impl Metrics {
     }
 
     /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`. The
-    /// measurement has no result, because the LoadBalancer is gone, or another process has published
-    /// its address.
+    /// measurement has no result, because the LoadBalancer is gone, or another process has
+    /// published its address.
     pub fn forget(&self, uid: &str) {
         lock(&self.seen).remove(uid);
     }

@@ -17,7 +17,7 @@ pub struct WatchMetrics {
     /// Seconds since the API server last accepted a watch, by resource. If it has accepted none:
     /// seconds since the first request.
     pub(super) staleness: IntGaugeVec,
-    /// Start of `staleness`, by resource.
+    /// Time from which `staleness` counts, by resource.
     began: Arc<Mutex<HashMap<String, Instant>>>,
 }
 

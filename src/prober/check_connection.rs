@@ -80,9 +80,10 @@ impl ProbeGet {
 }
 
 impl ProbeTls {
-    /// Settings that trust exactly the CA certificates in the PEM text `bundle`. `None`: any
-    /// certificate is accepted, as in kubelet's HTTPS probes. Reason: most backends have
-    /// self-signed certificates. The probe sends no secret, and uses only the status of the answer.
+    /// Settings that trust exactly the CA certificates in the PEM text `bundle`. `bundle: None`:
+    /// any certificate is accepted, as in kubelet's HTTPS probes, because most backends have
+    /// self-signed certificates. This is safe: the probe sends no secret, and uses only the status
+    /// of the answer.
     fn new(request: &ProbeRequest, bundle: Option<&str>) -> Result<Self, HealthSpecFault> {
         let config = match bundle {
             Some(pem) => tls::trusting(pem).map_err(|why| {

@@ -154,8 +154,8 @@ impl Prober {
         second_opinion::sample(self.0.lock().schedule.held(), at)
     }
 
-    /// Sets the explanation that LoadBalancers with doubted targets show. Empty: the explanation is
-    /// [`ASKED`], which says that another replica is asked.
+    /// Sets the explanation that [`Self::why_doubted`] returns for LoadBalancers with doubted
+    /// targets. Empty: the explanation is [`ASKED`], which says that another replica is asked.
     pub fn explain(&self, why: String) {
         let mut state = self.0.lock();
         if state.why_doubted != why {
@@ -207,7 +207,7 @@ impl ProberShared {
     }
 
     /// Updates `held`. Calls `flipped` for the LoadBalancers `lbs`, and for each LoadBalancer with
-    /// a target whose doubt began or ended.
+    /// a target whose doubt began or ended after the previous call of this function.
     fn notify(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
         lbs.append(&mut state.schedule.take_concerned());
         let held = state.schedule.count_held();

@@ -28,8 +28,8 @@ use tokio_rustls::TlsConnector;
 use super::check_connection::{DialSettings, ProbeGet};
 use crate::domain::vm_backends::health::CheckSettings;
 
-/// Maximum size of an answer's status line and headers, in bytes. The buffer that receives them has
-/// this size.
+/// Maximum size of an answer's status line and headers, in bytes. The buffer that receives them
+/// grows to at most this size.
 const LONGEST_HEAD: usize = 16 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
 

@@ -1,4 +1,4 @@
-//! Client of the API server that a kubeconfig names. Asks the server to which user a token belongs.
+//! Client of the API server that a kubeconfig names. Asks this server for the user of a token.
 //!
 //! Invariants, which also hold for the client of a Rancher:
 //!

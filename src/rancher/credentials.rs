@@ -1,8 +1,9 @@
 //! Cloud credentials in Rancher's API, and the Secrets that store them.
 //!
 //! Invariant: a write patches only the content of a Secret, and the annotation with the expiry of
-//! the Secret's token. The patch names the version that was read. A Secret without annotations is
-//! never written: Rancher's server crashes on such a Secret, and crashes again at each start.
+//! the Secret's token. The patch has the resourceVersion of the Secret that was read. A Secret
+//! without annotations is never written: Rancher's server crashes on such a Secret, and crashes
+//! again at each start.
 
 use std::collections::BTreeMap;
 
@@ -97,10 +98,11 @@ impl ServerClient {
         }
     }
 
-    /// Writes `content` into the Secret of the cloud credential `name`, if the Secret has not
-    /// changed since the read that returned `was`. `expires`: expiry of the new token, for the
-    /// annotation with the expiry. The annotation is written only if the Secret has it. `None`:
-    /// `content` has no new token. A Secret without annotations is not written, which is an error.
+    /// Writes `content` into the Secret of the cloud credential `name`. Fails if the Secret has
+    /// changed after the read that returned `was`, or if the Secret has no annotations. `expires`:
+    /// expiry of the new token in `content`. If the Secret has an annotation with the expiry, the
+    /// annotation gets this expiry, or is removed if the token does not expire. `expires: None`:
+    /// `content` has no new token, and the annotation stays as it is.
     pub async fn write(
         &self,
         key: &SecretText,

@@ -1,7 +1,7 @@
 //! Errors of a call to a server. Each error names the call, and holds no secret.
 //!
-//! Invariant: every text of the server, and of a library about the connection, passes through
-//! [`safe`]. Each part of a path does too.
+//! Invariant: each text that comes from the server, or from a library that reports a fault of the
+//! connection, passes through [`safe`]. So does each part of a path.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use serde_json::Value;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
 
-/// Maximum length in bytes of two texts in an error: the server's text, and the name of the call. A
+/// Maximum length in bytes of a text that passes through [`safe`], and of the name of a call. A
 /// longer text is cut to this length, and a mark of 3 bytes is added.
 const LONGEST: usize = 200;
 /// Maximum length in bytes of a word in an error. A word consists of characters that occur in
-/// tokens. A longer word is left out, because it may be a secret. Names are shorter.
+/// tokens. A longer word is left out, because it may be a secret. Names are usually shorter.
 const LONGEST_WORD: usize = 40;
 
 /// Name of a call in errors: the HTTP method and the path of the request. The query is left out,
@@ -62,7 +62,8 @@ pub enum RancherError {
     /// The object has been changed by another client since it was read.
     #[error("{0}: another client has changed the object")]
     Conflict(RancherCall),
-    /// Any other answer that is not a success. Also a request that was not sent (status 0).
+    /// Any other answer that is not a success. Also a request that was not sent (status 0), unless
+    /// [`Self::Unauthorized`] or [`Self::NotFound`] covers the reason.
     #[error("{call}: {}{message}", status_text(*status))]
     Refused {
         /// The refused call.

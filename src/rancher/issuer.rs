@@ -184,8 +184,8 @@ impl RancherIssuer {
     }
 
     /// State of the token `value` in a target, as Rancher reports it to the API key. The token
-    /// itself is not sent: it may belong to another user, and Rancher would record a use of the
-    /// token by this user.
+    /// itself is not sent, because it may belong to another user. Rancher would then record that
+    /// this user has used the token.
     pub async fn life(
         &self,
         value: &SecretText,
@@ -229,7 +229,7 @@ impl RancherIssuer {
         Ok(TokenLife { claims, alive: None, is_missing: is_listed })
     }
 
-    /// Revokes each token of the API key's user whose description is `name`.
+    /// Revokes each token that has the description `name` and belongs to the API key's user.
     pub async fn revoke(&self, name: &str) -> Result<(), RancherError> {
         let issued = self.issued().await?;
         for token in issued.tokens.iter().filter(|token| token.description == name) {
@@ -257,8 +257,8 @@ impl IssuedTokens {
         Self { api: TokenApi::V3, user: String::new(), tokens: Vec::new(), now: None }
     }
 
-    /// Descriptions that consist of `prefix`, a dash and a number: a rotation's plan made these
-    /// tokens. Sorted and without duplicates.
+    /// Descriptions of the tokens that a rotation's plan made. Such a description consists of
+    /// `prefix`, a dash and a number. Sorted and without duplicates.
     pub fn named(&self, prefix: &str) -> Vec<String> {
         let ours = |token: &&ListedToken| number(&token.description, prefix).is_some();
         let mut names: Vec<String> =

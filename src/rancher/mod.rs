@@ -1,12 +1,12 @@
 //! The client of a Rancher server: the few calls that are needed to replace a credential.
 //!
-//! Only this module and the prober connect to a server other than the API server. This module
-//! connects to the server that a spec, the Secret of an API key, a kubeconfig or an option of a
-//! command names.
+//! Only this module and the prober connect to a server other than the API server. The URL of the
+//! server to which this module connects comes from a spec, from the Secret of an API key, from a
+//! kubeconfig, or from an option of a command.
 //!
 //! Invariants:
 //!
-//! * A call is sent once, over HTTPS, and only to that server. It is bounded in time and size.
+//! * A call is sent once, over HTTPS, and only to this server. It is bounded in time and size.
 //! * A [`RancherError`] holds no secret.
 
 mod api_server;

@@ -113,8 +113,8 @@ impl ServerClient {
         }
     }
 
-    /// Finds the first right of the node driver that a token's bearer lacks. The result is `None` if
-    /// the bearer has all rights. `namespace`: namespace of the rights; if not set, all namespaces.
+    /// Finds the first right of the node driver that a token's bearer lacks. `None`: the bearer has
+    /// all rights. `namespace`: namespace of the rights. `namespace: None`: all namespaces.
     async fn lacks(
         &self,
         token: &SecretText,

@@ -5,10 +5,10 @@
 //! * Tokens of the API /v3, which every version of Rancher has so far.
 //! * Tokens of the API ext.cattle.io. Their names begin with `ext/` here, as their secrets do.
 //!
-//! The API ext.cattle.io makes and lists tokens only where /v3 is gone, for two reasons. Before
-//! Rancher 2.12 a plain user may not use ext.cattle.io (403). And ext.cattle.io is an aggregated
-//! API, which may be unavailable while /v3 works. A token with a known name is read and revoked by
-//! the API of its kind.
+//! This module uses ext.cattle.io to make and list tokens only where /v3 is gone, for two reasons.
+//! Before Rancher 2.12 a plain user may not use ext.cattle.io (403). And ext.cattle.io is an
+//! aggregated API, which may be unavailable while /v3 works. A token with a known name is read and
+//! revoked by the API of its kind.
 //!
 //! Invariant: the expiry of a token is computed from its creation and its lifetime, because
 //! `expiresAt` is empty at first, and wrong after a change of the lifetime.

@@ -11,12 +11,12 @@
 //! * An error contains no data that may hold a token. Such data is wiped from memory, except the
 //!   copies that libraries make.
 //!
-//! This module uses hyper and not `kube::Client`. `kube::Client` over hyper-util's client can keep
-//! these invariants too: retries and the pool of connections can be turned off, and the client's
-//! `send` leaves the body to the caller. But `kube::Client` runs a background task that takes the
-//! requests, and hyper-util's client runs one that drives each connection. Here a call has no task.
-//! Its future contains the connection, so the connection is closed as soon as the call ends or is
-//! dropped.
+//! This module uses hyper and not `kube::Client`, because a call must be over when its future is
+//! dropped. `kube::Client` runs a background task that takes the requests, and hyper-util's client
+//! runs a background task for each connection. Here no background task runs: the future of a call
+//! contains the connection, so the connection is closed as soon as the call ends or is dropped. The
+//! invariants alone would allow `kube::Client`: retries and the pool of connections can be turned
+//! off, and its `send` does not read the body, so that the caller can limit the body's length.
 
 use std::fmt;
 use std::io;
@@ -166,7 +166,7 @@ impl ServerClient {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
     }
 
-    /// Name that an error gives to a call to this server with this method and this path.
+    /// Name, for errors, of a call to this server with this method and this path.
     pub(super) fn name_call(&self, method: &Method, path: &str) -> RancherCall {
         RancherCall::new(method, &format!("{}{path}", self.prefix))
     }

@@ -22,15 +22,15 @@ pub struct AnnouncePlace {
     pub network: String,
     /// Bridge and VLAN of the network. `None`: the network uses no bridge, or is not known.
     pub attachment: Option<NetworkAttachment>,
-    /// State of the nodes' links by which announcers reach the network.
+    /// Whether announcers reach the network by the nodes' VLAN links.
     pub link: NetworkReach,
 }
 
 impl Views {
     /// Network on which the address in `outcome` is announced: the network of the address's pool or
-    /// lease. If there is no such network, the result is `named`, the network that the LoadBalancer
-    /// names. So the address of a global pool is announced on `named`. Such an address is unique on
-    /// all networks.
+    /// lease. Otherwise `named`, the network that the LoadBalancer names. For example, a global
+    /// pool has no network of its own, and its addresses are unique on all networks. So an address
+    /// of a global pool is announced on `named`.
     pub fn place(&self, named: &str, outcome: &AddressOutcome) -> AnnouncePlace {
         let network = match outcome {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,

@@ -1,4 +1,4 @@
-//! The view of VirtualMachines that are nodes of guest clusters. An annotation of such a VM shows
+//! The view of VirtualMachines that are nodes of guest clusters. An annotation of such a VM may say
 //! that its cluster is being removed. Only metadata is watched, and only of VMs that the node
 //! driver created.
 //!
@@ -22,25 +22,27 @@ type Machine = PartialObjectMeta<VirtualMachine>;
 /// Namespace and name of a guest cluster.
 type Cluster = (String, String);
 
-/// VMs that show the removal of their guest cluster.
+/// VMs with an annotation which says that their guest cluster is being removed.
 #[derive(Default)]
 pub(super) struct GuestRemovals {
     by_cluster: BTreeMap<Cluster, BTreeSet<String>>,
-    /// Map from the `namespace/name` of a VM to the cluster whose removal the VM shows.
+    /// Map from the `namespace/name` of a VM to its guest cluster. Contains only VMs with the
+    /// annotation which says that the cluster is being removed.
     cluster_of: HashMap<String, Cluster>,
 }
 
 impl GuestRemovals {
-    /// Name of a VM that shows the removal of the guest cluster. If several VMs show the removal,
-    /// the result is the first name in alphabetical order. `None`: no VM shows the removal.
+    /// Name of a VM with an annotation which says that the guest cluster `cluster` is being
+    /// removed. If several VMs have the annotation, the result is the first name in alphabetical
+    /// order. `None`: no VM has the annotation.
     pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
         let key = (namespace.to_owned(), cluster.to_owned());
         self.by_cluster.get(&key)?.first().cloned()
     }
 
-    /// Records that the VM `vm`, a `namespace/name`, shows the removal of the guest cluster
-    /// `cluster`. `None`: the VM shows no removal. Returns the clusters for which the result of
-    /// [`Self::of`] may have changed.
+    /// Records that an annotation of the VM `vm`, a `namespace/name`, says that the guest cluster
+    /// `cluster` is being removed. `cluster: None`: no annotation of the VM says so. Returns the
+    /// clusters for which the result of [`Self::of`] may have changed.
     fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
         let (namespace, name) = split_key(vm);
         let now = cluster.map(|cluster| (namespace.to_owned(), cluster));
@@ -98,7 +100,8 @@ impl Views {
     }
 }
 
-/// Name of the guest cluster whose removal the VM shows. `None`: the VM shows no removal.
+/// Name of the VM's guest cluster, if an annotation of the VM says that the cluster is being
+/// removed. `None`: no annotation says so, or the VM's label names no cluster.
 fn shown_by(vm: &Machine) -> Option<String> {
     vm.annotations().get(ANNOTATION_REMOVES_VOLUMES).filter(|value| *value == "true")?;
     vm.labels().get(LABEL_GUEST_CLUSTER).filter(|cluster| !cluster.is_empty()).cloned()
@@ -127,7 +130,8 @@ mod tests {
         assert!(removals.by_cluster.is_empty() && removals.cluster_of.is_empty());
     }
 
-    /// Only the value `true` shows a removal, as for Harvester's webhook.
+    /// Only the value `true` of the annotation says that the cluster is being removed, as for
+    /// Harvester's webhook.
     #[test]
     fn an_annotation_that_says_true_shows_it_and_no_other_does() {
         for (value, shows) in [("true", true), ("false", false), ("disk-0", false), ("", false)] {

@@ -21,7 +21,7 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 /// Applies an event of a HostNetworkConfig to the view, and enqueues all vm LoadBalancers if the
-/// nodes' links have changed.
+/// nodes' VLAN links have changed.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<HostNetworkConfig>) {
     let views = &at.views;
     let set = |config: &str, made: Option<HostLink>| {
@@ -45,10 +45,10 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<HostNetworkConfig>)
 }
 
 impl Views {
-    /// Enqueues all vm LoadBalancers if `is_news` is true. `is_news` means that there is a change
-    /// of the nodes' links for VLANs, or of the nodes on which announcers may run. Has no effect
-    /// before the first lists are complete for all kinds that endpoints depend on. After these
-    /// lists, the leader reconciles all vm LoadBalancers in any case.
+    /// Enqueues all vm LoadBalancers if `is_news` is true. `is_news`: whether the nodes' VLAN links
+    /// have changed, or announcers may run on other nodes than before. Has no effect before the
+    /// first lists are complete for all kinds that endpoints depend on. After these lists, the
+    /// leader reconciles all vm LoadBalancers in any case.
     pub(super) fn enqueue_vm_lbs_if(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             self.enqueue_lbs_that(listeners::is_vm);

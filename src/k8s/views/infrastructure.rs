@@ -1,6 +1,8 @@
-//! The view of the cluster's own addresses: addresses of nodes, pod networks, Services and
-//! ServiceCIDRs, and Harvester's management address. The view of nodes supplies nodes and pod
-//! networks.
+//! The view of the addresses that the cluster itself uses: addresses of nodes, pod networks,
+//! Services and ServiceCIDRs, and Harvester's management address.
+//!
+//! This module watches Services, ServiceCIDRs and the management address. The addresses of nodes
+//! and the pod networks come from the watch of nodes in [`super::vms`].
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -29,15 +31,16 @@ impl Views {
         lock(&self.index.infrastructure).is_node(address)
     }
 
-    /// Networks whose addresses pools hold back, each with the object that reserves the network.
-    /// Pools on a tagged VLAN do not hold back the networks of pods and Services.
+    /// Addresses that pools hold back, as a map. Key: a network, which is a /32 or /128 for a
+    /// single address. Value: an object that reserves the network. Pools on a tagged VLAN do not
+    /// hold back the networks of pods and Services.
     pub fn held_back(&self) -> HeldBack {
         lock(&self.index.infrastructure).held_back()
     }
 
-    /// Replaces the networks that `object` reserves. Enqueues the LoadBalancers that depend on an
-    /// added or removed network. If there is such a network, and pools hold back the networks of
-    /// `object`, also reports [`ChangeEvent::Networks`].
+    /// Replaces the networks that `object` reserves. If this adds or removes a network, enqueues
+    /// the LoadBalancers that depend on the network. In that case, also reports
+    /// [`ChangeEvent::Networks`] if pools hold back what `object` reserves.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = lock(&self.index.infrastructure).set(object, networks);
         if changed.is_empty() {

@@ -52,7 +52,8 @@ pub(super) struct AgentIndex(HashMap<String, ObservedAgent>);
 pub struct AgentNetwork {
     /// `namespace/name` of the network.
     pub name: String,
-    /// Agent that the network is to have, and the party that creates this agent.
+    /// Whether the network must have an agent, and whether the operator creates it or another party
+    /// does, such as the chart. Or the reason why the operator creates no agent.
     pub agent: dhcp_lease::WantedAgent,
     /// DHCP settings of the network, from its annotations, from its label for the cluster network,
     /// and from its CNI configuration.
@@ -108,8 +109,9 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of another record with the same client as the record `of`: a DHCP server
-    /// cannot distinguish the two clients. `None`: there is no such record.
+    /// `namespace/name` of another record (DHCPLease) on the same network that has the hardware
+    /// address or the client identifier of the record `of`. A DHCP server would treat the clients
+    /// of both records as one client. `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -119,8 +121,8 @@ impl Views {
     }
 
     /// All networks for which an annotation or an option of the operator asks for an agent, even if
-    /// the operator does not create this agent. Includes all networks that have an annotation with
-    /// the state of an agent.
+    /// the operator does not create this agent. Also all networks that have an annotation with the
+    /// state of an agent.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
         let networks = lock(&self.index.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
@@ -170,8 +172,9 @@ impl Views {
         lock(&self.index.cluster).clone()
     }
 
-    /// Network on which an address is to be leased for the LoadBalancer. Empty: there is no such
-    /// network.
+    /// Network on which an address would be leased for the LoadBalancer: its own network, or the
+    /// default network for a vm LoadBalancer without one. Empty: there is no such network. Does not
+    /// check whether the LoadBalancer wants a lease, or whether the network is declared.
     pub fn leasing_network(&self, lb: &LoadBalancer) -> String {
         self.dhcp.of(lb, &self.around(lb))
     }
@@ -233,8 +236,9 @@ impl Views {
 
     /// Enqueues the LoadBalancers on the network of an agent, because the agent's Lease has another
     /// holder, or none any more, or was renewed late. `name` is the name of the Lease. The leader
-    /// checks each second whether an agent serves the network, so the leader can miss a shorter
-    /// absence of the agent. But a LoadBalancer may have been reconciled in this absence.
+    /// also checks each second whether an agent serves the network, but this check misses a shorter
+    /// absence of the agent. A LoadBalancer that was reconciled in the absence must be reconciled
+    /// again.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();

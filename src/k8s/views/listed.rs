@@ -1,4 +1,4 @@
-//! First lists of the views' kinds: whether they are complete, and waits until they are complete.
+//! Checks whether the first lists of the views' kinds are complete, and waits for these lists.
 
 use std::time::Duration;
 

@@ -59,8 +59,8 @@ pub(super) fn known(views: &Views) -> HashSet<String> {
     all
 }
 
-/// Applies an event of a LoadBalancer to the view. Enqueues a changed LoadBalancer, and reports a
-/// deleted one as gone. A list enqueues all LoadBalancers at its end.
+/// Applies an event of a LoadBalancer to the view. Enqueues a changed LoadBalancer, and all
+/// LoadBalancers when a list is complete. Reports a deleted one as [`ChangeEvent::Gone`].
 pub(super) fn apply(
     at: &InformerContext,
     writer: &mut StoreWriter<LoadBalancer>,
@@ -132,9 +132,9 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// Known LoadBalancer that has the name in `meta`, but another UID. This LoadBalancer was deleted,
-/// and `meta` belongs to a new LoadBalancer. A list does not report such a deletion. `None`: there
-/// is no such LoadBalancer.
+/// Known LoadBalancer that has the name in `meta`, but another UID. It was deleted, and then the
+/// LoadBalancer of `meta` was created with the same name. A list does not report such a deletion,
+/// because it contains the name. `None`: no such LoadBalancer is known.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Owner> {
     let name = key(meta);
     let uid = known_uid(views, &name).filter(|uid| Some(uid) != meta.uid.as_ref())?;

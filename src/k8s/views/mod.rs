@@ -1,10 +1,10 @@
 //! The process's views of the cluster, kept current on every replica by informers.
 //!
-//! Views may be stale. So they contain no ledger, and each change requires the version of the
-//! object on which its decision was based. A decision to withdraw or move the address of a
-//! LoadBalancer uses the LoadBalancer that the API server has now. This operator adds its own
-//! writes of Services and EndpointSlices to the views at once, so that the next decision includes
-//! these writes.
+//! Views may be stale. So they contain no ledger, and a write to the API server carries the
+//! resourceVersion of the object that its decision was based on. A decision to withdraw or move the
+//! address of a LoadBalancer uses the LoadBalancer that the API server has now. This operator adds
+//! its own writes of Services and EndpointSlices to the views at once, so that the next decision
+//! includes these writes.
 //!
 //! The indexes are plain values without lock, channel or notifier. Their functions `apply`, `set`
 //! and `remove` return what has changed. `Views` locks an index, applies the change and unlocks the
@@ -85,7 +85,8 @@ enum ViewPart {
     /// are read one pool at a time.
     PoolSpecs = 16384,
     HostLinks = 32768,
-    /// VirtualMachines that are nodes of guest clusters, and may show the removal of their cluster.
+    /// VirtualMachines that are nodes of guest clusters. An annotation of such a VM may say that
+    /// its cluster is being removed.
     Machines = 65536,
 }
 
@@ -147,7 +148,7 @@ struct ViewIndexes {
     infrastructure: Mutex<Infrastructure>,
     /// Facts of all networks, by the `namespace/name` of the network.
     networks: Mutex<HashMap<String, networks::NetworkFacts>>,
-    /// Links of nodes for VLANs, from HostNetworkConfigs.
+    /// VLAN links of nodes, from HostNetworkConfigs.
     host_links: Mutex<HostLinks>,
     pools: Mutex<pools::PoolIndex>,
     /// LoadBalancers whose VMs have changed since the last [`Views::take_touched`]. The value is
@@ -256,9 +257,9 @@ impl Views {
         self.is_listed(ViewPart::PoolSpecs)
     }
 
-    /// Whether LoadBalancers cannot be listed because no conversion webhook answers. Such a list
-    /// needs the webhook of this process. So the process must serve the webhook before the list is
-    /// complete.
+    /// Whether the first lists are not complete, and the API server last refused a list of
+    /// LoadBalancers because no conversion webhook answered. Then this process must serve its own
+    /// conversion webhook before the lists are complete: the list of LoadBalancers needs it.
     pub fn await_conversion(&self) -> bool {
         !self.is_synced() && self.index.unconverted.load(Ordering::Relaxed)
     }
@@ -292,8 +293,9 @@ impl Views {
     }
 
     /// Addresses of the Service that the LoadBalancer owns. [`AnnouncedAddresses::Unknown`] for a
-    /// vm LoadBalancer until Services are listed. A guest load balancer has such a Service only
-    /// after a change of its type, so an incomplete list is enough for it.
+    /// vm LoadBalancer until Services are listed. A guest load balancer owns a Service only if its
+    /// type was vm before. So for a guest load balancer, a Service that is not in the view counts
+    /// as missing even before Services are listed.
     pub fn service_addresses(&self, lb: &LoadBalancer) -> AnnouncedAddresses {
         if !facts::is_guest(lb) && !self.is_listed(ViewPart::Services) {
             return AnnouncedAddresses::Unknown;
@@ -308,9 +310,9 @@ impl Views {
         services.find(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
     }
 
-    /// Reason why a LoadBalancer gets no address: a VM of its guest cluster shows that the cluster
-    /// is being removed. `None`: no VM shows this, or the LoadBalancer has an address, which it
-    /// keeps.
+    /// Reason why a LoadBalancer gets no address: its guest cluster is being removed, as an
+    /// annotation of a VM of this cluster says. `None`: no annotation says so, or the LoadBalancer
+    /// has an address, which it keeps.
     pub fn removal_of(&self, lb: &LoadBalancer) -> Option<NoAddressReason> {
         let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
@@ -340,8 +342,8 @@ impl Views {
         lock(&self.index.networks).get(network)?.attachment.clone()
     }
 
-    /// State of the nodes' links by which announcers reach a network. `attachment` is the bridge
-    /// and the VLAN of this network.
+    /// Whether announcers reach a network by the nodes' VLAN links. `attachment` is the bridge and
+    /// the VLAN of this network.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         lock(&self.index.host_links).link(attachment)
     }

@@ -63,7 +63,7 @@ pub(super) async fn watch(at: InformerContext) {
 
 /// Applies an event of a network to the view. Enqueues the LoadBalancers that depend on the changed
 /// facts of the network. Reports [`ChangeEvent::Networks`] if the network's bridge or VLAN has
-/// changed, if a list of networks is complete, or if it becomes known that there are none.
+/// changed, if a list of networks is complete, or if the cluster turns out not to serve networks.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NetworkAttachmentDefinition>) {
     let views = &at.views;
     match event {
@@ -200,8 +200,8 @@ fn form(plugin: &BridgePlugin) -> NetworkForm {
     }
 }
 
-/// Bridge and VLAN of a network. `None`: the network uses no bridge of the node. No bridge has an
-/// empty name, or a name of more than [`LONGEST_WORD`] bytes.
+/// Bridge and VLAN of a network. `None`: the network uses no bridge of the node. Also `None` if the
+/// name of the bridge is empty, or longer than [`LONGEST_WORD`] bytes: no bridge has such a name.
 fn attachment(plugin: &BridgePlugin) -> Option<NetworkAttachment> {
     let BridgePlugin { type_, bridge, vlan, .. } = plugin;
     let is_bridge = type_ == "bridge" && (1..=LONGEST_WORD).contains(&bridge.len());

@@ -25,10 +25,10 @@ use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent};
 
-/// Shortest pause between two reads of the same pool, if the last read showed changed facts.
+/// Shortest time from a read that showed changed facts of a pool to the next read of this pool.
 const SOON: Duration = Duration::from_millis(200);
-/// Shortest pause between two reads of the same pool, if the last read failed or showed no changed
-/// facts.
+/// Shortest time from a read that failed, or showed no changed facts of a pool, to the next read of
+/// this pool.
 const LATER: Duration = Duration::from_secs(5);
 
 /// A pool without its ledger.
@@ -92,8 +92,9 @@ impl PoolIndex {
         self.0.remove(name).is_some_and(|entry| entry.due)
     }
 
-    /// Next pool whose spec must be read. Field 0: time of the read, which is `now` if the pool may
-    /// be read at once. Field 1: name of the pool. `None`: no spec must be read.
+    /// Next pool whose spec must be read. Field 0: earliest time of the read. This time may have
+    /// passed, and is `now` if the pool has no such time. Field 1: name of the pool. `None`: no
+    /// spec must be read.
     fn next(&self, now: Instant) -> Option<(Instant, String)> {
         let due = self.0.iter().filter(|(_, entry)| entry.due);
         due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()

@@ -3,9 +3,9 @@
 //! Invariant: a view never goes back in time. An event is ignored if it is older than a write of
 //! this process, or than the state in the view.
 //!
-//! kube-runtime's store finds an object only by its own name, and takes every event, even an older
-//! one. The crate `multi_index_map` would replace the two maps here, but not the comparison of
-//! versions.
+//! kube-runtime's store is not used here: it finds an object only by the object's own name, and
+//! takes every event, even an older one. The crate `multi_index_map` could replace the two maps of
+//! [`OwnedIndex`], but not the comparison of resourceVersions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};

@@ -2,9 +2,9 @@
 //! exceptions.
 //!
 //! A change is a merge patch with the resourceVersion of the object that the patch was computed
-//! from. A function that deviates from this rule says so. The server refuses the patch if the
-//! object has changed since. Fields that this version of the operator does not know stay as they
-//! are.
+//! from. So the server refuses the patch if the object has another resourceVersion by now. Fields
+//! that this version of the operator does not know stay as they are. A function that deviates from
+//! these rules says so.
 
 mod credentials;
 mod dhcp_agents;

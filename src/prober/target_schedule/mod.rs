@@ -20,8 +20,8 @@ use crate::domain::vm_backends::health::{
     next,
 };
 
-/// Key of a target. The target gets a new key when its address changes, or the probe or the port of
-/// its check.
+/// Key of a target. The target gets a new key when its address changes, and when the probe or the
+/// port of its health check changes.
 pub(super) type TargetKey = u64;
 
 /// All targets, and the times of their probes.
