@@ -19,17 +19,17 @@ pub enum NoAddressReason {
         /// Names of the full pools, in the order in which they were tried.
         pools: Vec<String>,
     },
-    /// The pool that `spec.ipPool` names has only one address left for the LoadBalancer: the
-    /// address that its Service already has, from another pool. A Service does not move to the
-    /// address that it has.
+    /// The pool that `spec.ipPool` names has only one address left for the LoadBalancer. The
+    /// Service already has this address, from another pool, and cannot move to the address that it
+    /// has. So the LoadBalancer waits for another address of the named pool.
     OwnAddress {
         /// Name of the pool.
         pool: String,
         /// Address of the Service.
         ip: IpAddr,
     },
-    /// The ledger of the named pool, or of a matching pool, has no room for another claim. The
-    /// pool's object would become larger than the API server stores.
+    /// The ledger of a matching pool, or of the pool that `spec.ipPool` names, has no room for
+    /// another claim. The pool's object would become larger than the API server stores.
     LedgerFull {
         /// Name of the pool.
         pool: String,
@@ -60,7 +60,7 @@ pub enum NoAddressReason {
         /// Name of the pool.
         pool: String,
     },
-    /// The named pool, or a matching pool, gives out no addresses now.
+    /// A matching pool, or the pool that `spec.ipPool` names, gives out no addresses now.
     NotReady {
         /// Name of the pool.
         pool: String,
@@ -71,7 +71,7 @@ pub enum NoAddressReason {
     ClusterRemoved {
         /// Name of the guest cluster.
         cluster: String,
-        /// VM that shows the removal of the guest cluster, `namespace/name`.
+        /// VM whose annotation says that the guest cluster is being removed, `namespace/name`.
         vm: String,
     },
     /// The VMs of the guest cluster determine the LoadBalancer's network, and VMs cannot be listed.
@@ -301,13 +301,13 @@ pub const ALLOCATED: &str = "Allocated";
 pub const DHCP: &str = "DHCP";
 /// The address is announced, and leads to VMs that can answer.
 pub const ANNOUNCED: &str = "Announced";
-/// The address is announced, but some VMs report no address now. Traffic goes to the last address
-/// that each of them reported.
+/// The address is announced, but some VMs report no address now. Traffic for such a VM goes to the
+/// last address that the VM reported.
 pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
 /// The address is announced, but the health check is invalid and is not run.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
-/// The address is announced, but VMs that fail their health check still get traffic. Their failures
-/// do not count, because most VMs failed at once, so the prober may be at fault.
+/// The address is announced, but VMs that fail their health check still get traffic. Most VMs
+/// failed at once, so the prober may be at fault, and the failures do not count.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// No announcer announces the LoadBalancer's address yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
@@ -351,7 +351,7 @@ pub const INVALID_RANGE: &str = "InvalidRange";
 pub const RANGE_CONFLICT: &str = "RangeConflict";
 /// The pool is global, and the cluster has an older global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
-/// An older pool of the same network has the same priority, not 0, and both pools have a scope.
+/// An older pool of the same network has the same priority (not 0). Both pools have a scope.
 pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
 /// The scope of the pool overlaps with the scope of an older pool of the same network, and both
 /// pools have priority 0.

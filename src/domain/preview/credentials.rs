@@ -16,7 +16,7 @@ pub struct ExpiringCredential {
     ///
     /// * in a Secret: the Secret, the key, and the user in the kubeconfig, if there is one;
     /// * watched by a TokenRotation: the TokenRotation, and the user or the cloud credential;
-    /// * in a TokenRotation's target that is no Secret: the TokenRotation.
+    /// * in the target of a TokenRotation, if the target is no Secret: the TokenRotation.
     pub place: String,
     /// Whether the report warns of the expiry, for one of these reasons:
     ///

@@ -75,9 +75,9 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Sentences about facts that the plan lacks. Each failed read in `reads` gives a sentence, unless
-/// no fact is missing because of that read. Each kind in `late` gives a sentence, because it was
-/// not listed in time. Of equal sentences in a row, only the first is returned.
+/// Sentences about facts that the plan lacks: one for each failed read in `reads`, and one for each
+/// kind in `late`, which was not listed in time. A failed read that costs the plan no fact gives no
+/// sentence. Equal sentences in a row are returned once.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {
@@ -101,7 +101,7 @@ pub fn section(sentences: &[String]) -> String {
     text
 }
 
-/// Sentence about a failed read. `None`: the plan lacks no fact because of this read.
+/// Sentence about a failed read. `None`: the plan has all its facts without this read.
 fn sentence(read: &RoleRead, why: ReadFailure) -> Option<String> {
     let facts = facts(&read.resource)?;
     match why {

@@ -20,8 +20,8 @@ const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-n
 /// Comparison of a stored CRD's form with the form that the operator expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrdForm {
-    /// The form of any version of the operator. Also another form, such as Harvester's, if the CRD
-    /// has no record that the operator's form has replaced it.
+    /// A form of any version of the operator. Or a form of another program, such as Harvester's, in
+    /// a CRD without [`ANNOTATION_FORM`]. No take-over is recorded in such a CRD.
     Expected,
     /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
@@ -61,10 +61,11 @@ pub fn with_status(stored: &Value) -> Value {
     replacing(stored, &versions, &json!({ANNOTATION_STATUS_REMOVED: null}))
 }
 
-/// Merge patch that puts the versions `ours` into the CRD `stored`, and records the former
-/// versions. `operator`: the operator's Deployment. If the Deployment belongs to a Helm release,
-/// this release owns the CRD after the patch. A later `helm upgrade` of the operator then upgrades
-/// the CRD.
+/// Merge patch that puts the versions `ours` into the CRD `stored`. The patch records the versions
+/// that it replaces, with Helm's label and annotations. If it replaces versions of the operator, an
+/// earlier record of versions stays. `operator`: the operator's Deployment. If the Deployment
+/// belongs to a Helm release, this release owns the CRD after the patch. A later `helm upgrade` of
+/// the operator then upgrades the CRD.
 pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let release = RELEASE.map(|key| &operator["metadata"]["annotations"][key]);
@@ -77,9 +78,9 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
         if is_operators(stored) {
             former["versions"] = before["versions"].clone();
         }
-        // A program that puts another form back may leave the label and annotations of the
-        // operator's Helm release. In that case, the annotation keeps Helm's values from
-        // before.
+        // The CRD may still have the label and annotations of the operator's Helm release, also if
+        // another program has put back its own form. In that case, the earlier record of Helm's
+        // label and annotations stays.
         if RELEASE.map(|key| &annotations[key]) == release {
             former["managedBy"] = before["managedBy"].clone();
             former["release"] = before["release"].clone();
@@ -97,8 +98,9 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
 }
 
 /// Merge patch that puts back what [`adopted`] recorded: the versions, and Helm's label and
-/// annotations. If Harvester's chart has already put back a form of its own, the CRD keeps that
-/// form. Harvester's form may be newer than the recorded form. `None`: no form was recorded.
+/// annotations. If the form of the CRD is no longer the operator's, the CRD keeps this form. For
+/// example, Harvester's chart has put back its own form, which may be newer than the recorded one.
+/// `None`: no form was recorded.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let former = recorded(stored)?;

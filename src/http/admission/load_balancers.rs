@@ -1,4 +1,4 @@
-//! Facts for the rules of LoadBalancers.
+//! Looks up the facts that the admission rules of LoadBalancers need.
 //!
 //! Facts come from the watches' views. Only two pools may be read from the API server, if they are
 //! not in the view yet: the pool that the object names, and the pool of its present address. All
@@ -91,9 +91,9 @@ fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoA
 
 /// Describes the present use of `address`, which the guest of `lb` reports as leased. `None`: the
 /// address is free, or belongs to `lb`. An address that a pool or a DHCP server gave out on another
-/// segment does not count as used. Reports of other guests do not count, because otherwise a guest
-/// could block other tenants. The text does not name the owner, because otherwise tenants could
-/// search for each other's LoadBalancers.
+/// segment does not count as used. Reports of other guests do not count. If they did, a guest could
+/// block other tenants. The text does not name the owner. If it did, tenants could search for each
+/// other's LoadBalancers.
 fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.is_node_address(address) {

@@ -36,8 +36,7 @@ pub struct StoredObjects {
     pub unreadable: Vec<(String, String)>,
 }
 
-/// Effect of the operator's start on an object. The object has a fault, or the operator has a
-/// stricter rule for it than Harvester's Go controller.
+/// Effect of the operator's start on the object of a [`ForecastFinding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     /// The address of a LoadBalancer changes or is lost.
@@ -68,8 +67,9 @@ pub struct Forecast {
     pub results: BTreeMap<String, ClaimResult>,
     /// Pools and claims after the answers in `results`.
     pub allocator: PoolAllocator,
-    /// Names of the pools whose stored ledgers the operator would write, because of an answer or a
-    /// repair.
+    /// Names of the pools that the allocator has marked as changed, for example because of an
+    /// answer in `results`, a repair of the ledger, or a conflict. The status of these pools must
+    /// be written.
     pub touched: BTreeSet<String>,
     /// Number of LoadBalancers that keep the address that they publish.
     pub keep: usize,

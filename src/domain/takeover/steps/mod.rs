@@ -30,9 +30,9 @@ pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-
 /// Sub-chart of Harvester's chart that installs Harvester's Go controller for load balancers
 /// (harvester: `deploy/charts/harvester/Chart.yaml`).
 pub const SUB_CHART: &str = "harvester-load-balancer";
-/// Finalizers of Harvester's Go controller on VMs. VMs are not the operator's objects. For each
-/// handler, the controller's library wrangler adds one finalizer to each object that the handler
-/// sees (`pkg/generic/remove.go`, `OnRemove`).
+/// Finalizers that Harvester's Go controller adds to VirtualMachines and VirtualMachineInstances.
+/// For each handler, the controller's library wrangler adds one finalizer to each object that the
+/// handler sees (`pkg/generic/remove.go`, `OnRemove`).
 pub const VM_FINALIZERS: [&str; 2] = [
     "wrangler.cattle.io/harvester-lb-vm-controller",
     "wrangler.cattle.io/harvester-lb-vmi-controller",
@@ -103,10 +103,10 @@ impl ManagedChart {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
-    /// Merge patch for the values of the sub-chart, which puts back the recorded values. If the
-    /// sub-chart had no values before, or if nothing was recorded, the whole patch is null, which
-    /// removes all values. In other cases, a value that [`Self::stopped`] sets and that was not
-    /// recorded becomes null, which removes it.
+    /// Merge patch for the values of the sub-chart, which puts back the recorded values. Null in
+    /// the patch removes a value. If the sub-chart had no values before, or if nothing was
+    /// recorded, the whole patch is null. Otherwise, null stands for each value of
+    /// [`Self::stopped`] that was not recorded.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -177,12 +177,12 @@ pub enum WebhookContent {
     OperatorOpen,
 }
 
-/// State from which the next step is decided. A field is `None` if its object does not exist.
+/// State from which the next step is decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakeoverState {
     /// Deployment of each program. A program without a Deployment is not in the map.
     pub deployments: BTreeMap<TakeoverProgram, Deployment>,
-    /// Harvester's ManagedChart.
+    /// Harvester's ManagedChart. `None`: the ManagedChart does not exist.
     pub chart: Option<ManagedChart>,
     /// The CRDs of LoadBalancer and IPPool.
     pub crds: Vec<Crd>,
@@ -249,8 +249,8 @@ impl TakeoverStep {
 pub enum Direction {
     /// The operator takes over from the Go controller.
     TakeOver {
-        /// Whether the operator's form is put into both CRDs. `false`: only into a CRD with a
-        /// recorded former form.
+        /// Whether the operator's form is put into both CRDs. `false`: it is put only into a CRD
+        /// that has the annotation [`super::crds::ANNOTATION_FORM`] already.
         crds: bool,
     },
     /// The Go controller takes over from the operator.

@@ -67,8 +67,8 @@ pub struct StoredSlice {
 }
 
 impl StoredSlice {
-    /// Returns a copy of the slice with the given version and `holds_settings`. The API server
-    /// stores such a slice after a write of the slice's annotations.
+    /// Returns the slice as the API server stores it after a write of the slice's annotations: with
+    /// the new resourceVersion `version`, and with the given `holds_settings`.
     #[must_use]
     pub fn annotated(&self, version: String, holds_settings: bool) -> Self {
         Self { version, holds_settings, ..self.clone() }

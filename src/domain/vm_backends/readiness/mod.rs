@@ -102,15 +102,15 @@ pub enum ServiceState {
     /// The Service is not written, because the spec or the name of the LoadBalancer has a fault.
     /// The text describes the fault.
     Faulty(String),
-    /// The Service, or an EndpointSlice that the operator must write, belongs to another owner. The
-    /// text describes the owner.
+    /// The LoadBalancer does not own the Service, or an EndpointSlice that the operator must write.
+    /// The text is the condition's message: it names the object, its owner (if any) and the remedy.
     Foreign(String),
     /// The API server refused a write of the Service or of an EndpointSlice, for the reason in the
     /// text.
     Refused(String),
     /// The deletion of the Service has begun, and is not complete. A new Service of this name can
-    /// be created only after that. The text is the finalizer that delays the deletion. `None`: no
-    /// finalizer is known.
+    /// be created only when the deletion is complete. The text is the finalizer that delays the
+    /// deletion. `None`: no finalizer is known.
     Waiting(Option<String>),
     /// kube-vip must ignore the new Service for this length of time. The operator assumes that
     /// every kube-proxy has then written its rules for the Service.
@@ -144,8 +144,8 @@ pub struct ServingStatus {
     /// Setting of the Service that does not have its documented effect. `None`: there is no such
     /// setting.
     pub misfit: Option<SettingMisfit>,
-    /// Former address of the LoadBalancer, which the status still publishes, while the Service is
-    /// not announced at any address. `None` in all other cases.
+    /// Former address of the LoadBalancer, if the LoadBalancer's status still publishes it, and the
+    /// Service is not announced at any address. `None` in all other cases.
     pub moving_from: Option<IpAddr>,
 }
 

@@ -424,8 +424,9 @@ fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
     std::array::from_fn(|at| digest[at])
 }
 
-/// Digest of a selector. Each text follows its length, and each list follows its number of values,
-/// because a text of a LoadBalancer may contain any character.
+/// Digest of a selector. Before each text, the length of the text is hashed. Before each label, the
+/// number of its values is hashed. So two different selectors never give the same input to the
+/// hash, although their texts may contain any character.
 fn selector_digest(selector: &VmSelector) -> [u8; 32] {
     let mut hash = Sha256::new();
     for (label, values) in selector {

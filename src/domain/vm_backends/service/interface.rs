@@ -35,8 +35,9 @@ impl WantedService<'_> {
     ///
     /// * The address is on the nodes' own network.
     /// * A user set the interface.
-    /// * The interface is a working link of the network, or will be: there is no Service yet.
-    /// * The operator chose the interface earlier, and the network is not known now.
+    /// * The interface is a working link of the network.
+    /// * There is no Service yet, and nodes have a working link: the new Service will ask for it.
+    /// * The operator chose the interface earlier, and the network's bridge is not known now.
     pub fn misplacement(&self, stored: Option<&StoredService>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
         let hint = |key: &str| stored.and_then(|stored| stored.annotations.get(key));
@@ -94,12 +95,13 @@ pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -
 
 /// Returns the changes of the Service's [`hints`], by these rules:
 ///
-/// * A hint with a VLAN is removed at once, if an earlier version of the operator wrote the hint.
-///   kube-vip would fail on this VLAN at its next start.
+/// * If an earlier version of the operator wrote the annotation [`ASKED_VLAN`], this annotation and
+///   the annotation with the network are removed at once. kube-vip would fail on this VLAN at its
+///   next start.
 /// * While the Service is announced, all other hints stay, and so does the interface.
 /// * Hints of a user stay.
-/// * Hints that come from another network are replaced by the hints of the address's network. A
-///   Service without hints gets these hints too.
+/// * Hints that the operator wrote for another network are replaced by the hints of the address's
+///   network. A Service without hints gets these hints too.
 pub(super) fn changed_hints(
     stored: &StoredService,
     wanted: &WantedService<'_>,

@@ -137,8 +137,7 @@ pub struct WantedService<'a> {
     pub network: &'a str,
     /// Bridge and VLAN of the network, if known.
     pub attachment: Option<&'a NetworkAttachment>,
-    /// State of the nodes' links for the bridge and VLAN of `attachment`. Announcers reach the
-    /// network by these links.
+    /// Whether announcers reach the network of `attachment` through VLAN links of their nodes.
     pub link: NetworkReach,
 }
 
@@ -155,7 +154,8 @@ pub enum ServicePlan {
     ChangeStatus(Value),
     /// Change nothing for this length of time: the announcement of the Service is delayed.
     DelayAnnouncement(TimeDelta),
-    /// Change nothing, because the Service belongs to another owner, as the text describes.
+    /// Change nothing, because the LoadBalancer does not own the Service. The text is from
+    /// [`foreign`]: it names the owner, or says that the Service names no owner.
     Foreign(String),
     /// Wait, because the Service of this name is being deleted.
     Leaving,
@@ -195,8 +195,8 @@ impl StoredService {
     /// Ports of the endpoints behind the Service, sorted. `slices`: stored slices of the Service.
     ///
     /// If a `targetPort` is a name, the port keeps its number from `slices`. If `slices` have no
-    /// number either, the port gets [`SINK_PORT`], on which VMs do not answer. The port is not left
-    /// out, because the announcing node itself would then answer on it.
+    /// number either, the port gets [`SINK_PORT`], on which VMs do not answer. If the port were
+    /// left out, the announcing node itself would answer on it.
     pub fn backend_ports<S: Borrow<StoredSlice>>(&self, slices: &[S]) -> Vec<EndpointPort> {
         let of = |port: &StoredPort| EndpointPort {
             name: port.name.clone(),
@@ -225,8 +225,8 @@ impl StoredService {
 }
 
 impl StoredPort {
-    /// Number of the VMs' port in the slices of the Service. `None`: no slice has a number for this
-    /// port, or each slice has only the sink's.
+    /// Number of the VMs' port in the slices of the Service. `None`: no slice has a valid number
+    /// for this port, except [`SINK_PORT`].
     fn number_in<S: Borrow<StoredSlice>>(&self, slices: &[S]) -> Option<u16> {
         let ports = slices.iter().flat_map(|slice| &slice.borrow().ports);
         let mut of_vms = ports.filter(|port| ![0, SINK_PORT].contains(&port.port));
@@ -281,8 +281,8 @@ pub fn other_family(stored: &StoredService, wanted: &WantedService<'_>) -> bool 
 }
 
 /// Whether the Service asks kube-vip for an address other than the wanted address. `false` for a
-/// Service that asks for no address: kube-vip announces the wanted address as soon as the Service
-/// asks for it.
+/// Service that asks for no address. Such a Service can be patched: kube-vip announces the wanted
+/// address as soon as the Service asks for it.
 fn asks_for_another(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
@@ -320,8 +320,9 @@ pub fn conflict(lb: &str, whose: &str) -> String {
     )
 }
 
-/// Text that names the owner of an object that does not belong to the LoadBalancer `lb`. `owners`:
-/// owners of the object. `None`: `lb` owns the object.
+/// Text about the owner of an object that the LoadBalancer `lb` does not own. The text names the
+/// owner, or says that the object names no owner. `owners`: owners of the object. `None`: `lb` owns
+/// the object.
 pub fn foreign(owners: &[OwnerRef], lb: LbIdentity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {
         return None;

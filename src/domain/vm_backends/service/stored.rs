@@ -52,8 +52,8 @@ const MOST_ENDPOINTS: usize = 1000;
 const MOST_ENDPOINT_TEXT: usize = 128 * 1024;
 
 /// Returns the `namespace/name` of the LoadBalancer that owns an object, and the object's reference
-/// to this LoadBalancer. `None`: no LoadBalancer owns the object. A reference with a name or UID of
-/// more than [`LONGEST_WORD`] bytes does not count, because no LoadBalancer has such a name or UID.
+/// to this LoadBalancer. `None`: no LoadBalancer owns the object. No LoadBalancer has a name or UID
+/// of more than [`LONGEST_WORD`] bytes, so a reference with such a name or UID does not count.
 pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     let owned_by = meta.owner_references.as_deref().unwrap_or_default();
     let is_lb = |o: &OwnerReference| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP);

@@ -86,9 +86,10 @@ pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition. Empty in these cases: the interface is
     /// on the pod network, its network is not in the VM's spec, or the name is too long.
     pub network: Box<str>,
-    /// Addresses of the interface in the VM's status that an endpoint can have, each once. At most
-    /// `MOST_REPORTED` addresses are looked at, and at most `MOST_ADDRESSES` are kept. `ipAddress`
-    /// comes first, and then `ipAddresses` in the order of that list.
+    /// Addresses of the interface, from the VM's status, each once. Addresses that no endpoint can
+    /// have are left out. At most `MOST_REPORTED` addresses are looked at, and at most
+    /// `MOST_ADDRESSES` are kept. `ipAddress` comes first, and then `ipAddresses` in the order of
+    /// that list.
     pub addresses: Box<[IpAddr]>,
 }
 
@@ -133,8 +134,8 @@ const MOST_ADDRESSES: usize = 16;
 const MOST_REPORTED: usize = 256;
 /// Largest number of interfaces that are read from one VM.
 const MOST_NICS: usize = 32;
-/// Largest number of labels that are read from one VM. A short label takes more memory in the index
-/// of VMs than in the stored object.
+/// Largest number of labels that are read from one VM. This limits the memory of the index of VMs,
+/// where a short label takes more bytes than in the stored object.
 const MOST_VM_LABELS: usize = 256;
 
 impl Vm {
@@ -201,8 +202,8 @@ pub fn labels(vmi: &VirtualMachineInstance) -> Cow<'_, Labels> {
 }
 
 /// Reads from a pod the facts that decisions use. `None`: no VirtualMachineInstance controls the
-/// pod. An owner with a UID of more than [`LONGEST_WORD`] bytes does not count, because no
-/// VirtualMachineInstance has such a UID.
+/// pod. No VirtualMachineInstance has a UID of more than [`LONGEST_WORD`] bytes, so an owner with
+/// such a UID does not count.
 pub fn pod(pod: &LauncherPod) -> Option<VmPod> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let owner =

@@ -42,8 +42,8 @@ pub struct ProbeHistory<'a> {
 
 /// Finds the moment between `from` and `until` at which most VMs fell silent, if there was such a
 /// moment. The targets of these VMs passed before that moment and failed after it. `histories`:
-/// probe results of each target. Of several moments, only the one with the most silent VMs is
-/// considered.
+/// probe results of each target. If there are several such moments, only the one with the most
+/// silent VMs is considered.
 ///
 /// Most means more than half of the VMs that answered until that moment. At least [`MANY`] VMs must
 /// be silent, behind at least [`MANY`] load balancers. VMs are counted, not targets, because one VM
@@ -94,8 +94,8 @@ pub struct Doubt {
     /// Number of targets whose failures were doubted before, and whose probes now pass again. The
     /// count starts again at zero when a moment is added.
     answered: usize,
-    /// Time at which `answered` was first observed to be greater than `held`. `None`: this was not
-    /// observed since the last moment was added.
+    /// Time of the first observation that `answered` is greater than `held`. `None`: there is no
+    /// such observation since the latest moment was added to `moments`.
     mending: Option<Duration>,
 }
 

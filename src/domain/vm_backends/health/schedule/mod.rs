@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
-/// Time over which the first probes of targets that do not count as healthy are spread.
+/// Longest time from the addition of a target to its first probe, for a target that does not count
+/// as healthy. The first probes of such targets are spread over this time, or over one period if
+/// the period is shorter.
 const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
 /// Position of a target's probes within each period, as a fraction of the period. The phase and the

@@ -40,8 +40,8 @@ const FIELDS: [&str; 9] = [
     "trafficDistribution",
 ];
 /// Fields of a Service's spec that the API server assigns. The Service that replaces a deleted one
-/// gets the same values if they are still free. `ipFamilies` is only compared: this field shows
-/// whether the stored cluster IPs have the address family of the new Service.
+/// gets the same values if they are still free. `ipFamilies` is only compared with the value in the
+/// new Service. If the two differ, the new Service does not get the stored cluster IPs.
 const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
 /// Fields of a Service's port that belong to users.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
@@ -51,8 +51,8 @@ const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 pub struct CarriedSettings {
     /// JSON of a Service that has only the settings.
     pub text: String,
-    /// Kinds of settings that `text` does not include, or not completely, because it would be too
-    /// long. `None`: `text` includes all settings.
+    /// Kinds of settings that `text` lacks, completely or in part. With all of them, `text` would
+    /// be too long. `None`: `text` includes all settings.
     pub lost: Option<&'static str>,
 }
 
