@@ -159,7 +159,7 @@ struct ViewIndexes {
     uids: Mutex<HashMap<String, LbTrimming>>,
     /// UIDs of the LoadBalancers that cannot be read and are not in the view, by `namespace/name`.
     unreadable_lbs: Mutex<HashMap<String, String>>,
-    /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
+    /// Whether the last refusal of a list of LoadBalancers said that no conversion webhook answers.
     unconverted: AtomicBool,
 }
 
@@ -257,11 +257,11 @@ impl Views {
         self.is_listed(ViewPart::PoolSpecs)
     }
 
-    /// Whether the first lists are not complete, and the API server last refused a list of
-    /// LoadBalancers because no conversion webhook answered. Then this process must serve its own
-    /// conversion webhook before the lists are complete: the list of LoadBalancers needs it.
+    /// Whether the first list of LoadBalancers is not complete, and the API server last refused it
+    /// because no conversion webhook answered. Then this process must serve its own conversion
+    /// webhook before the list is complete.
     pub fn await_conversion(&self) -> bool {
-        !self.is_synced() && self.index.unconverted.load(Ordering::Relaxed)
+        !self.is_listed(ViewPart::LoadBalancers) && self.index.unconverted.load(Ordering::Relaxed)
     }
 
     /// Waits until the first lists are complete for all kinds that the allocation of addresses

@@ -1,6 +1,7 @@
 //! Tests of the LoadBalancers that a change enqueues, by the kind of the changed object.
 
 mod awaited_vms;
+mod conversion;
 mod events;
 mod leased;
 
