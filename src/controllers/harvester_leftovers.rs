@@ -43,8 +43,8 @@ const AGAIN: Duration = Duration::from_mins(10);
 /// Interval between two counts of the VMs with finalizers of the Go controller. Field 0: while a VM
 /// has such a finalizer, and after a failed count. Field 1: while no VM has such a finalizer.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
-/// Time from the start of a term to the first count. The count reads every VM, so LoadBalancers
-/// that wait for an address come first.
+/// Time from the start of a term to the first count. The count reads every VM, so it begins after
+/// LoadBalancers that wait for an address have had time to get one.
 const FIRST_COUNT: Duration = Duration::from_secs(5);
 
 /// Version and form of a CRD as last read, and the time of the operator's last write of that CRD.
@@ -55,8 +55,8 @@ struct KnownCrd {
     written: Option<Instant>,
 }
 
-/// Guard of the gauges. Its drop at the end of a term resets the gauges, so that only the leader
-/// reports CRDs.
+/// Guard of the gauges for replaced CRDs and for VMs with finalizers of the Go controller. Its drop
+/// at the end of a term resets these gauges, so that only the leader reports them.
 struct CrdGauges(Metrics);
 
 impl Drop for CrdGauges {
@@ -72,8 +72,8 @@ pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
     tokio::join!(count(&ctx), watch(&ctx, pools));
 }
 
-/// Counts the VMs with a finalizer of the Go controller, because the deletion of such a VM ends
-/// only if the Go controller runs.
+/// Counts the VMs with a finalizer of the Go controller at the intervals [`COUNT`], and sets the
+/// gauge. The deletion of such a VM is not completed unless the Go controller runs.
 async fn count(ctx: &Context) {
     tokio::time::sleep(FIRST_COUNT).await;
     loop {

@@ -6,7 +6,7 @@
 //! * An answer that comes from the leader's own node never makes the leader accept doubted failures
 //!   as real. If the node of one of the two replicas is not known, the answer counts as one from
 //!   another node.
-//! * The replica that answers probes only targets in EndpointSlices of the operator, with the
+//! * The answering replica sends probes only to targets in EndpointSlices of the operator, with the
 //!   LoadBalancer's own health check.
 
 use std::net::IpAddr;

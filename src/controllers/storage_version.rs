@@ -5,8 +5,8 @@
 //!
 //! * `storedVersions` is shortened only if every listed object was written after the list, by this
 //!   task or by another client, or is gone.
-//! * `storedVersions` is shortened only if the CRD has not changed since before the list. So no
-//!   object was stored in the old version after its rewrite.
+//! * `storedVersions` is shortened only if the CRD has not changed between a read before the list
+//!   and this write. So no object was stored in the old version after its rewrite.
 //! * If an object cannot be converted, the list fails, and nothing is written.
 
 use std::time::Duration;

@@ -21,26 +21,27 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::differs;
 
-/// Base of two delays after failed writes:
+/// Base of two delays after failed writes of a pool:
 ///
-/// * Delay of a batch of requests, which is decided again after a write of a pool has failed or met
-///   a conflict. Each such write of the same pool doubles the delay, up to [`BATCH_RETRY`].
-/// * Delay of a pool whose writes have failed [`PATIENCE`] times. The delay begins at ten times the
-///   base. Each further failure doubles the delay, up to [`LAST_RETRY`].
+/// * Delay before a batch of requests is decided again. Each failure and each conflict of the same
+///   pool doubles this delay, up to [`BATCH_RETRY`].
+/// * Delay before the pool is written again, after [`PATIENCE`] failures. This delay begins at ten
+///   times the base. Each further failure doubles it, up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// Longest delay before a pool whose writes have failed [`PATIENCE`] times or more is written
 /// again.
 const LAST_RETRY: Duration = Duration::from_secs(5);
-/// Longest delay before a batch of requests is decided again, because a pool was not written. Also
+/// Longest delay before a batch of requests is decided again after a failed write of a pool. Also
 /// the delay before a pool is written again after [`CONTENDED`] conflicts or more.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Number of failed writes of a pool in a row. After so many, a batch of requests no longer waits
-/// for the pool. Conflicts are counted separately ([`CONTENDED`]), because a conflict means that
-/// another client's write was accepted. A write without an answer raises the number to at least
-/// `PATIENCE`, because the whole batch has already waited for the deadline of this write.
+/// Limit for the failed writes of one pool in a row. From this number on, a batch of requests no
+/// longer waits for the pool. Conflicts have a limit of their own ([`CONTENDED`]), because a
+/// conflict means that another client's write was accepted. A write without an answer raises the
+/// count at once to this limit, because the whole batch has already waited for the deadline of the
+/// write.
 const PATIENCE: u32 = 3;
-/// Number of conflicts in a row when a pool is written. After so many, an Event reports them, and a
-/// batch of requests no longer waits for the pool.
+/// Limit for the write conflicts of one pool in a row. At this number, an Event reports them. From
+/// this number on, a batch of requests no longer waits for the pool.
 const CONTENDED: u32 = 5;
 
 /// Failed writes of one pool. Counts the conflicts and the failures since the last accepted write.
@@ -66,12 +67,12 @@ impl LedgerTask {
     /// batch must be decided again. `false`: each touched pool that is not in `failed` was written.
     /// `Err`: this replica no longer leads.
     ///
-    /// A write without an answer may have been stored. So its pool is read again after the delay. A
-    /// write before this read would conflict with the stored one.
+    /// A write without an answer may have been stored, and the next write would then conflict with
+    /// it. So the pool is read again when its next try is due.
     ///
     /// `failed`: pools that have failed in this batch. They are not written in this batch any more,
-    /// even if their next try becomes due. Otherwise the requests of all other pools would wait for
-    /// the deadline of that write too.
+    /// even if their next try becomes due. Otherwise the requests for all other pools might wait
+    /// for the deadline of one more write.
     pub(super) async fn commit(&mut self, failed: &mut BTreeSet<String>) -> anyhow::Result<bool> {
         self.forget_outlived_refusals();
         let now = &rfc3339::to_second(Utc::now());
@@ -225,10 +226,10 @@ impl LedgerTask {
         false
     }
 
-    /// Makes the ledger task read the pool `name` again after `delay`. A pool has at most one
-    /// planned reread. A failed reread plans the next one, so several rereads would all repeat as
-    /// long as reads fail. Of two rereads, the later one stays. The earlier one may come before the
-    /// next write of the pool is due, and would not cause this write.
+    /// Makes the ledger task read the pool `name` again after `delay`. If a reread of the pool is
+    /// planned already, only the later of the two stays, for two reasons. The earlier one may come
+    /// before the next write of the pool is due, and then does not cause this write. And a failed
+    /// reread plans the next one, so both would be repeated as long as reads fail.
     pub(super) fn reread_later(&mut self, name: &str, delay: Duration) {
         let at = Instant::now() + delay;
         if self.rereads.get(name).is_some_and(|(planned, _)| *planned >= at) {

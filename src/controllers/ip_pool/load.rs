@@ -56,10 +56,10 @@ impl LedgerTask {
     /// allocates for LoadBalancers without an address, oldest first.
     pub async fn load(&mut self) -> anyhow::Result<()> {
         self.started = Instant::now();
-        // Networks come first: any two pools may share a segment while the segments of their
-        // networks are unknown. Objects that reserve addresses come next. Pools are listed before
-        // LoadBalancers. So the list of LoadBalancers contains the owner of each claim, if that
-        // owner exists.
+        // Networks come first: while the segment of a network is unknown, its pools may be on the
+        // segment of any other pool. Objects that reserve addresses come next. Pools are listed
+        // before LoadBalancers. So the list of LoadBalancers contains the owner of each claim, if
+        // that owner exists.
         let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
@@ -153,11 +153,13 @@ impl LedgerTask {
 
     /// Reads two kinds of LoadBalancers from the API server, and updates their entries in `index`:
     ///
-    /// * LoadBalancers that publish an address for which a ledger names another owner. The ledger
-    ///   is the stored one in `seen`, or the one in memory.
+    /// * LoadBalancers that publish an address for which one of two ledgers names another owner:
+    ///   the stored ledger in `seen`, and the ledger in memory. They are not read if both ledgers
+    ///   name the same owner.
     /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `index`.
     ///
-    /// The entries come from the view, which may be older than the ledger.
+    /// Without these reads, `index` has only entries from the view, which may be older than the
+    /// ledger.
     async fn reread_owners(
         &self,
         seen: &PoolSeen,

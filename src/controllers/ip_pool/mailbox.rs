@@ -16,7 +16,8 @@ pub enum LedgerError {
     /// request.
     #[error("the ledger of IPPool {0} could not be written")]
     NotWritten(String),
-    /// The LoadBalancer must be read again: its claims and its status disagree.
+    /// The LoadBalancer must be read from the API server first: a view, which may be old, must not
+    /// decide about its claims and reservations.
     #[error("the LoadBalancer must be read again")]
     Stale,
     /// End of this replica's term of leadership: the ledger task is gone.
@@ -26,9 +27,9 @@ pub enum LedgerError {
 
 type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 
-/// Message to the ledger task. The number of messages in the mailbox is not limited. But each
-/// LoadBalancer waits for the answer to at most one request. Each other message reports one change
-/// of an object, or one orphan.
+/// Message to the ledger task. The mailbox has no limit, and needs none: each LoadBalancer waits
+/// for the answer to at most one request, and each other message reports one change of an object,
+/// or one orphan.
 pub(super) enum LedgerMessage {
     Claim(Box<LbFacts>, Reply<ClaimResult>),
     Release(Owner, Option<Reply<()>>),
@@ -77,9 +78,9 @@ impl RequestBatch {
         self.claims.len() + self.releases.len() + self.pools.len()
     }
 
-    /// Whether the batch contains more than releases and orphans, so that a LoadBalancer that was
-    /// no waiter before may get an address. `false`: the addresses that the batch frees go only to
-    /// waiters.
+    /// Whether a LoadBalancer that was no waiter before may get an address, because the batch
+    /// contains more than releases and orphans. `false`: the batch only frees addresses, and they
+    /// go to waiters.
     pub(super) fn may_give_an_address(&self) -> bool {
         !self.claims.is_empty() || !self.pools.is_empty() || self.networks || self.conditions
     }
@@ -94,8 +95,9 @@ impl RequestBatch {
 pub struct LedgerHandle {
     mailbox: mpsc::UnboundedSender<LedgerMessage>,
     confirmed: Arc<Mutex<ConfirmedClaims>>,
-    /// UIDs of LoadBalancers that the allocator knows, although their `spec.ipam` is `dhcp`. The
-    /// last sweep found them. [`Self::release`] removes the UID of its LoadBalancer.
+    /// UIDs of LoadBalancers with `spec.ipam: dhcp` for which the last sweep found a claim, a
+    /// reservation, an expected address or a waiting request. [`Self::release`] removes the UID of
+    /// the released LoadBalancer.
     strays: Arc<Mutex<HashSet<String>>>,
 }
 
@@ -147,8 +149,9 @@ impl LedgerHandle {
         Ok(())
     }
 
-    /// Whether the last sweep found a claim or a waiting request of this LoadBalancer, although its
-    /// `spec.ipam` is `dhcp`. `false` again after [`Self::release`] has succeeded.
+    /// Whether the last sweep found a claim, a reservation, an expected address or a waiting
+    /// request of this LoadBalancer, although its `spec.ipam` is `dhcp`. `false` again after
+    /// [`Self::release`] has succeeded.
     pub fn is_stray(&self, owner: &Owner) -> bool {
         lock(&self.strays).contains(&owner.uid)
     }

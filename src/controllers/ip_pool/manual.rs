@@ -42,8 +42,8 @@ impl LedgerTask {
         self.allocator.touch(pool);
     }
 
-    /// Removes from each pool the refusal of a manual release, if its reason is [`STILL_IN_USE`]
-    /// and the LoadBalancer does not hold the address any more.
+    /// Removes from each pool the refusal of a manual release that has the reason [`STILL_IN_USE`],
+    /// if the LoadBalancer that the pool's annotation names has no claim of the address any more.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());

@@ -53,8 +53,8 @@ pub struct LedgerTask {
     /// Handle with which the task sends messages to itself.
     handle: LedgerHandle,
     pace: WritePace,
-    /// Number of bytes of ledgers written since `pace` last got this number. From this number,
-    /// `pace` derives when the next write may begin.
+    /// Bytes of ledgers that were written after the last call of [`WritePace::wrote`]. The next
+    /// call gets this number, and `pace` then derives from it when the next write may begin.
     bytes_written: usize,
     started: Instant,
     /// Whether another form has replaced the operator's form of IPPool's CRD. `None`: not checked
@@ -62,8 +62,9 @@ pub struct LedgerTask {
     crd_is_replaced: Option<bool>,
     /// Task that asks the API server for the LoadBalancers of claims that may be orphans.
     sweeper: Option<AbortOnDropHandle<()>>,
-    /// Orphans that pools keep because of their annotation, by pool. The last sweep found these
-    /// claims. Log and Events report a pool only if its kept claims differ from these.
+    /// Orphans that the last sweep found in pools with the annotation
+    /// [`crate::api::ANNOTATION_KEEP_ORPHANS`], by pool. Such a pool keeps its orphans. The next
+    /// sweep reports a pool only if its kept orphans differ from these.
     kept: BTreeMap<String, Vec<(Claim, Owner)>>,
     /// Freed orphans that are not reported yet, because the write of their pool has failed.
     unreported: BTreeMap<Claim, Owner>,

@@ -73,9 +73,9 @@ impl LedgerTask {
         }
     }
 
-    /// Reports the orphans that pools keep because of their annotation, by a log line and an Event
-    /// for each pool. A pool is reported only if its kept claims have changed since the last
-    /// sweep.
+    /// Reports `orphans`, which pools keep because of the annotation [`ANNOTATION_KEEP_ORPHANS`]:
+    /// by one log line and one Event for each pool. A pool is reported only if its kept orphans
+    /// differ from those of the sweep before.
     pub(super) fn report_kept(&mut self, orphans: Vec<(Claim, Owner)>) {
         let mut kept: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
         for orphan in orphans {

@@ -15,11 +15,10 @@ use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::TrimmedLb;
 
-/// Time after which the attempts to record the published addresses end. The first attempts may
-/// fail, because an API server refuses calls at its start until it has read the roles. The
-/// published addresses are lost with the process. So this time is nearly as long as the process may
-/// live. The process does not read the Lease any more, and after a minute without a read,
-/// `/healthz` fails.
+/// Longest time for the attempts to record the published addresses. The first attempts may fail,
+/// because an API server refuses calls at its start until it has read the roles. The process does
+/// not read the Lease any more, so `/healthz` fails after a minute. The attempts end only shortly
+/// before that, because the published addresses are lost with the process.
 const PATIENCE: Duration = Duration::from_secs(50);
 /// Pause between two attempts to record the published addresses.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -27,10 +26,10 @@ const AGAIN: Duration = Duration::from_millis(250);
 const WHY: &str = "etcd was restored from a backup";
 
 /// Records the published address of each LoadBalancer that is in this replica's view but no longer
-/// in the API server. An address is only logged if its pool is gone, or if the pool's ledger names
-/// another LoadBalancer for the address. Logs each LoadBalancer that the restore changed. Called
-/// before the process ends, whether the process leads or not. The view is from before the restore,
-/// and is lost with the process.
+/// in the API server. Exception: if the pool of an address is gone, or if its ledger names another
+/// LoadBalancer for the address, the address is logged and not recorded. Logs each LoadBalancer
+/// that the restore changed. Called before the process ends, whether the process leads or not. The
+/// view is from before the restore, and is lost with the process.
 pub async fn keep_published(ctx: &Context) {
     if !ctx.views.is_synced() {
         tracing::warn!(

@@ -7,8 +7,9 @@
 //!   claims without a LoadBalancer are skipped.
 //! * A LoadBalancer with several claims is reconciled, because its change to another pool may have
 //!   been interrupted.
-//! * A LoadBalancer with `ipam: dhcp` is reconciled if it has a claim or waits for one. Its
-//!   `spec.ipam` may have changed before the status showed the claim or the wait.
+//! * A LoadBalancer with `ipam: dhcp` is reconciled if the allocator has a claim, a reservation, an
+//!   expected address or a waiting request of it. Its `spec.ipam` may have changed before its
+//!   status had the claim or the reason of the wait.
 //!
 //! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
 //! as a message. The ledger may have changed by then. So an address is freed only if it still
@@ -79,10 +80,10 @@ impl LedgerTask {
 
     /// Reports freed claims in the metrics, in the log, and in Events of the pools that held them.
     ///
-    /// While a pool is in `failed`, the report of its claims waits for the next write of the pool.
-    /// If the failed write was not stored, the pool that is read again still has these claims. The
-    /// next sweep frees them again, so that each is reported once. Claims that still wait at the
-    /// end of the term are not reported.
+    /// `failed`: pools that could not be written. Their freed claims are reported after a later
+    /// write of the pool. If the pool has such a claim again by then, because the failed write was
+    /// not stored, the claim is not reported: the next sweep frees and reports it. Claims that
+    /// still wait for their report at the end of the term are not reported.
     pub(super) fn report_freed<'a>(
         &mut self,
         freed: impl Iterator<Item = &'a OrphanClaim>,

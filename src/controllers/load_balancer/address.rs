@@ -58,9 +58,9 @@ pub(super) async fn allocate(
 /// deleted first, because it asks for the claimed address. Returns whether the claim is released.
 /// `false`: a finalizer delays the deletion of the Service.
 ///
-/// The status publishes the claim until the claim is released. So a crash in between leaves no
-/// claim behind: the next leader calls this function again. A claim that the status never published
-/// is found by the sweep ([`super::super::ip_pool`]).
+/// The status publishes the claim until the claim is released. So if the operator ends before the
+/// release, the next leader finds the claim in the status, and calls this function again. A claim
+/// that the status never published is found by the sweep ([`super::super::ip_pool`]).
 async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, ReconcileError> {
     let lb = &observed.lb;
     if !observed.fresh {
@@ -74,9 +74,9 @@ async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, Reco
     Ok(true)
 }
 
-/// Gives no address to a LoadBalancer without an address. Releases the LoadBalancer's claim or
-/// waiting request in the ledger. Fails with [`ReconcileError::Outdated`] if the object is from a
-/// view, because an address that the view does not show yet must stay. `why`: the reported reason.
+/// Refuses an address to a LoadBalancer that has none. Releases the LoadBalancer's claim or waiting
+/// request in the ledger. Fails with [`ReconcileError::Outdated`] if the object is from a view: the
+/// LoadBalancer may have an address by now, and this address must stay. `why`: the reported reason.
 async fn refuse(
     observed: &ObservedLb,
     why: NoAddressReason,

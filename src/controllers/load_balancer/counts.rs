@@ -11,11 +11,11 @@
 //! ingress address of a Service ([`backend_address::fault`]). The delay has two effects on this
 //! decision:
 //!
-//! * Until the write, a new address of a VM is not listed. So a Service that gets this address
-//!   takes it from the VM. A tenant gains nothing by the delay: if the Service had the address
-//!   before the VM, `fault` refuses the address as well.
-//! * Until the write, the address of a VM that is being deleted is still listed. So if a Service
-//!   gets this address, the VM may drain at the address for that much longer.
+//! * Until the write, `backendServers` lacks a new address of a VM. So a Service that gets this
+//!   address takes it from the VM. A tenant gains nothing by the delay: if the Service had the
+//!   address before the VM, `fault` refuses the address as well.
+//! * Until the write, `backendServers` still has the address of a VM that is being deleted. So if a
+//!   Service gets this address, the VM may drain at the address for that much longer.
 //!
 //! [`backend_address::fault`]: crate::domain::vm_backends::backend_address::fault
 //!
@@ -23,8 +23,9 @@
 //! that lasts would take one more reconcile, which costs more than the delay saves.
 //!
 //! Invariant: the written patch is that of the last decision. Each decision replaces or removes the
-//! waiting patch. A write first waits for its turns, and takes the patch after that. The event of
-//! each write triggers a reconcile, so a decision that was made during the write is not the last.
+//! waiting patch. A write first waits for its turns, and takes the patch after that. A decision
+//! during the write may use the object from before the write. But the event of the write triggers a
+//! reconcile, which decides again.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -207,10 +207,10 @@ pub(super) fn ends_at(lb: &LoadBalancer, ctx: &LbContext) -> Option<Instant> {
     Instant::now().checked_add(left + Duration::from_millis(10))
 }
 
-/// Time until the LoadBalancer is reconciled again. The reason is that no event reports the next
-/// change of its leased address, or the end of the obstacle that `outcome` names. `is_unseen`
-/// returns whether the view lacks the LoadBalancer's DHCPLease. `None`: an event reports that
-/// change or that end, or the host does not lease the address.
+/// Time until the LoadBalancer is reconciled again, if no event reports the next change of its
+/// leased address, or the end of the obstacle in `outcome`. `None`: an event reports this, or the
+/// host does not lease the address. `is_unseen` returns whether the view lacks the LoadBalancer's
+/// DHCPLease.
 pub(super) fn again(
     outcome: &AddressOutcome,
     is_unseen: impl FnOnce() -> bool,

@@ -68,12 +68,13 @@ const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Number of reconciles of one LoadBalancer that may run without delay, after a pause without
-/// reconciles. The pause is this number times [`RECONCILE_EVERY`]. From its creation to its
+/// Largest number of reconciles of one LoadBalancer that may run without delay, after a pause
+/// without reconciles. The pause is this number times [`RECONCILE_EVERY`]. From its creation to its
 /// announcement, a LoadBalancer needs fewer reconciles.
 const RECONCILES_AT_ONCE: u32 = 20;
-/// Interval of the reconciles of a LoadBalancer that changes all the time. Its EndpointSlices, and
-/// the correction of its Service, are late by at most this time.
+/// Interval between the reconciles of a LoadBalancer that changes all the time, after its first
+/// [`RECONCILES_AT_ONCE`]. The interval delays a reconcile, and with it the writes of the
+/// EndpointSlices and of the Service, by at most this time.
 const RECONCILE_EVERY: Duration = Duration::from_secs(1);
 /// Time from the start of a term until the operator reports that the list of VMs is missing. The
 /// list is normally there before this time. A missing list may mean that KubeVirt is not installed.
@@ -221,8 +222,8 @@ struct ObservedLb {
     large: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
-    /// Turn to hold the object whole: one of [`WHOLE_AT_ONCE`]. `None`: the object is not held
-    /// whole.
+    /// Turn to have a whole object in memory: one of [`WHOLE_AT_ONCE`]. `None`: the whole object
+    /// was not read from the API server.
     place: Option<CallerTurn<String>>,
 }
 
@@ -245,7 +246,8 @@ struct ServingOutcome {
     ///
     /// * Guest load balancers.
     /// * LoadBalancers whose finalizer or published address is not stored yet.
-    /// * LoadBalancers without an address whose Service is gone, or whose status shows no address.
+    /// * LoadBalancers without an address, if their Service is gone. Also if their status shows no
+    ///   address of a former Service, and no Service of theirs is being deleted.
     report: Option<ServingStatus>,
     /// Time until the next reconcile because of the Service. `None`: an event will report the next
     /// change of the Service.
@@ -377,9 +379,9 @@ async fn observe_again(
     }))
 }
 
-/// Releases the address of a LoadBalancer that was deleted between claim and publication. If the
-/// deletion event came before the claim, only a sweep would release the address later. Removes the
-/// waiting counts as well, because the deletion event triggers no reconcile.
+/// Releases the address of a LoadBalancer that was deleted between claim and publication. The
+/// deletion event may have come before the claim. Without this release, only a sweep would then
+/// release the address. Removes the waiting counts too: the deletion event triggers no reconcile.
 async fn give_back(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<Duration>, ReconcileError> {
     ctx.counts.discard(&facts::name(lb));
     let owner = facts::owner(lb);

@@ -11,7 +11,8 @@ use crate::domain::reason;
 use crate::domain::vm_backends::backend_address::AddressFault;
 use crate::domain::vm_backends::readiness::{self, ServingStatus};
 
-/// Largest number of refused addresses that are logged at one write. The condition names as many.
+/// Largest number of refused addresses that are logged at one write. The condition Ready names at
+/// most as many.
 const MOST_LOGGED: usize = 5;
 
 /// Reports a published status. `lb`: the LoadBalancer as it was before the write of that status.
@@ -76,9 +77,11 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     }
 }
 
-/// Logs the objects of the cluster whose addresses VMs report, if the write has changed the
-/// condition that names these addresses. The condition and the Event do not name the objects,
-/// because an object may be another tenant's. `lb`: the LoadBalancer as it was before the write.
+/// Logs the VMs that were refused as backends because they report an address of the cluster itself,
+/// each with the object that has the address, such as a node or a Service. Logs them only if the
+/// write of the LoadBalancer's status has changed the condition Ready, which names these VMs. The
+/// condition and the Event do not name the object, because it may be another tenant's. `lb`: the
+/// LoadBalancer as it was before the write.
 fn log_refused(lb: &LoadBalancer, served: &ServingOutcome) {
     let ServingOutcome { outcome, report, .. } = served;
     let (_, ready) = status::address_and_ready(lb, outcome, report.as_ref());

@@ -40,8 +40,8 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Makes the credential `name`, and keeps it in memory. A credential that was made before is
-    /// read from the issuer instead, where the issuer can return it.
+    /// Makes the credential `name`, and keeps it in memory. If the credential was made before and
+    /// the issuer can still return it, the credential is read from the issuer instead.
     pub(super) async fn mint(&mut self, name: &str) -> Result<(), StepFault> {
         let (token, made) = match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => self.mint_account_token(name).await?,

@@ -24,9 +24,9 @@ const TEST_PAUSES: [Duration; 5] = [
     Duration::from_secs(4),
 ];
 
-/// Number of failed tests after which the token is not tested again. A failure does not count if
-/// the delay of a replica of Rancher explains it. One failure is tolerated, because a proxy may
-/// break one call.
+/// Limit for the failed tests of a new token. At this number, the token is not tested again. A
+/// failure does not count if a replica of Rancher perhaps does not know the token yet. The limit is
+/// two and not one, because a proxy may break one call.
 const MOST_FAULTS: u8 = 2;
 
 impl RotationRun<'_> {

@@ -17,9 +17,9 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer};
 
-/// Longest time until a TokenRotation reads its Rancher again. No event reports a change there.
-/// Without rights in the namespace, no Rancher is read. A TokenRotation that does nothing, because
-/// another one has precedence, is reconciled again after this time at the latest.
+/// Longest time between two reads of a TokenRotation's Rancher, because no event reports a change
+/// there. Also the longest time between two reconciles of a TokenRotation that does nothing because
+/// another one has precedence.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
 /// Deadline for the test of a new credential at a server that may not answer. The deadline is
 /// short, because the test is part of a reconcile, and few reconciles run at the same time.

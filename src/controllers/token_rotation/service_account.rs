@@ -1,8 +1,13 @@
 //! Mints and verifies tokens of a ServiceAccount of this cluster. The target of such a token is a
 //! Secret, or a cloud credential of a Rancher.
 //!
-//! Invariant: a token is verified at the API server address that the token's users call. If the
-//! spec names that address, the server's certificate must be signed by this cluster's own CA.
+//! Invariant: a token is verified at the server to which its users send it. This server is the
+//! first of these that is known:
+//!
+//! * The server that `spec.target.cloudCredential.server` names. This cluster's own CA must have
+//!   signed its certificate.
+//! * The server in the target's kubeconfig.
+//! * The API server, as the operator itself reaches it.
 
 use std::time::Duration;
 

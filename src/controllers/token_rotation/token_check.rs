@@ -22,8 +22,8 @@ use crate::domain::credentials::rotation::IssuerReport;
 
 /// Pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_mins(1);
-/// Deadline of a check. The deadline is short, because a check takes one of the few places for
-/// concurrent reconciles.
+/// Deadline of a check. The deadline is short, because a check is part of a reconcile, and few
+/// reconciles run at the same time.
 const CHECK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Last observed state of a token in use (`report`), and the time of the next check (`at`).
@@ -40,7 +40,8 @@ impl RotationRun<'_> {
     /// check is scheduled, for one of these reasons:
     ///
     /// * The target or the Rancher could not be read.
-    /// * The issuer has reported no state of a valid token.
+    /// * The target has no token, or the issuer reports nothing about the token.
+    /// * The token has expired.
     /// * This TokenRotation does not replace the token, or is being deleted.
     pub(super) fn schedule_check(&self) -> Option<Duration> {
         let name = ObjectRef::from_obj(&self.rotation);

@@ -43,8 +43,9 @@ use crate::k8s::CallError;
 /// decided from the answer to the one before. More are needed only if the API server stores
 /// something else than the operator writes, for example because of an admission webhook.
 const MOST_STEPS: usize = 5;
-/// Delay of the next reconcile of a LoadBalancer whose Service had another address than the claimed
-/// one.
+/// Time until the next reconcile if, before this reconcile, the Service had an address other than
+/// the claimed one. The claim of the other address can be released only after the operator has
+/// written the Service, and no watch event reports the operator's own write.
 const AGAIN_AFTER_MOVE: Duration = Duration::from_secs(2);
 
 /// Reason why a Service or an EndpointSlice was not written.
@@ -79,8 +80,9 @@ impl From<CallError> for WriteObstacle {
 /// deletes the Service. `None`: the VMs were not listed yet, and [`super::VMS_WITHIN`] has not
 /// passed.
 ///
-/// A guest load balancer is served by the guest, so only the Service of its former type is deleted.
-/// Does nothing for a vm load balancer whose finalizer or published address is not stored yet.
+/// The guest itself serves a guest load balancer. If the type of such a LoadBalancer was vm before,
+/// its former Service is deleted. Nothing is done for a vm load balancer whose finalizer or
+/// published address is not stored yet.
 pub(super) async fn serve(
     lb: &LoadBalancer,
     outcome: AddressOutcome,
@@ -156,8 +158,8 @@ async fn end_service(
 
 /// Deletes the Service, and then the slices, that a guest load balancer still has because its type
 /// was vm before. Harvester's CRD does not refuse a change of the type. While a finalizer delays
-/// the deletion, the ledger keeps the claims of the Service's addresses. After such a delay the
-/// slices stay until the LoadBalancer is deleted: without a Service, they lead nowhere.
+/// the deletion of the Service, the ledger keeps the claims of the Service's addresses. In this
+/// case, the slices stay until the LoadBalancer is deleted. Without a Service, they lead nowhere.
 async fn end_former_service(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
     let is_served = ServiceTarget::new(lb, ctx).own().is_some();
     if is_served { withdraw(lb, ctx).await.map(drop) } else { Ok(()) }
@@ -264,8 +266,8 @@ async fn announce(
 }
 
 /// Whether the LoadBalancer may have a Service of the operator. A tenant may have changed the type
-/// of the LoadBalancer, and removed the label by which the Service is watched. The slices show such
-/// a Service, because they exist until it is gone.
+/// of the LoadBalancer, and removed the label by which the Service is watched. Such a Service is
+/// found by its slices, because they exist until it is gone.
 pub(super) fn may_be_served(lb: &LoadBalancer, ctx: &LbContext) -> bool {
     let (views, owner) = (&ctx.shared.views, facts::owner(lb));
     listeners::is_vm(lb) || views.is_served(&owner) || views.has_slices(&owner)
@@ -418,9 +420,8 @@ impl<'a> ServiceTarget<'a> {
 mod tests {
     use super::*;
 
-    /// A finalizer may delay the end of a Service for days, and a fault of the spec may stay as
-    /// long. VMs that cannot be listed delay every change of a Service. Each reconcile reads the
-    /// LoadBalancer.
+    /// A finalizer, a fault of the spec, or VMs that cannot be listed may delay a change of the
+    /// Service for days. So frequent reconciles would be in vain.
     #[test]
     fn a_service_that_another_program_or_a_fault_holds_is_looked_at_rarely() {
         let left = Duration::from_millis(1500);

@@ -27,10 +27,10 @@ impl ServiceTarget<'_> {
         self.own().map(|stored| stored.ingress).unwrap_or_default()
     }
 
-    /// Reads the Service from the API server, unless the view shows a Service of this LoadBalancer
-    /// that is watched. A Service without the operator's label is not watched: the view may lack
-    /// such a Service, or still show it after its end. `Err`: the Service has another owner, or
-    /// could not be read.
+    /// Reads the Service from the API server, unless the view has the LoadBalancer's own Service
+    /// with the operator's label. A Service without this label is not watched: the view may lack
+    /// such a Service, or still have it after its deletion. `Err`: the Service has another owner,
+    /// or could not be read.
     pub(super) async fn read_service_if_unwatched(&self) -> Result<(), WriteObstacle> {
         let is_watched = self.own().is_some_and(|own| own.labelled);
         if is_watched { Ok(()) } else { self.read_service().await }

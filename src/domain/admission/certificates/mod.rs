@@ -6,8 +6,8 @@
 //!   the API server trust that certificate's authority. The exception is a replica without a valid
 //!   and trusted certificate: it serves the stored certificate at once.
 //! * The next authority signs only after every configuration has trusted it for a while.
-//! * An authority that has signed a certificate stays trusted until it has expired. The Secret
-//!   keeps at most 8 previous authorities.
+//! * An authority that has signed a certificate stays trusted until the authority has expired.
+//!   Exception: the Secret keeps at most 8 previous authorities.
 //!
 //! So the API server still accepts the certificate of a replica that learns of a change late.
 //!

@@ -32,8 +32,8 @@ pub(super) fn give(object: &Value, answer: &mut AdmissionAnswer) {
     selector(spec, answer);
 }
 
-/// Refuses the field `field` of the spec if its text is not among `words`. `meant`: function that
-/// returns the remedy for a wrong text.
+/// Refuses the text in the field `field` of the spec, unless the text is empty or among `words`.
+/// `meant`: function that returns the remedy for a wrong text.
 fn word(
     spec: &Value,
     field: &str,

@@ -41,8 +41,8 @@ pub struct FactRequests {
     pub claimed: Option<String>,
     /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
-    /// Address whose other uses must be looked up. The object newly publishes this address as
-    /// leased from a DHCP server. `None`: no address is looked up.
+    /// Address that the object newly publishes as leased from a DHCP server, to look up what else
+    /// uses this address. `None`: no address is looked up.
     pub address: Option<IpAddr>,
 }
 
@@ -159,13 +159,14 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
     finish(answer)
 }
 
-/// Refuses a write that loses fields of the spec in v1alpha1. Also refuses annotations that leave
-/// no room for the names of lost fields, because a loss without the names would not be noticed.
+/// Refuses an object that has lost fields of the spec because they did not fit into v1alpha1. Also
+/// refuses annotations that leave no room for the names of lost fields: a loss without the names
+/// would not be noticed.
 ///
-/// A request in v1beta1 is admitted if it does not change the losses of the stored object, and does
-/// not enlarge the annotations. A request in v1alpha1 has no such exception. Reason: the API server
-/// has converted the old object too. So the losses in the old object may come from this conversion
-/// alone.
+/// Exception: a request in v1beta1 is admitted if the stored object has lost the same fields, and
+/// if the request does not enlarge the annotations. There is no such exception for a request in
+/// v1alpha1, because the API server has converted the stored object too: the losses of the stored
+/// object may come from this conversion alone.
 fn check_losses(object: &Value, request: &AdmissionRequest<'_>, answer: &mut AdmissionAnswer) {
     let lost = |object: &Value| annotations::lost(object, ANNOTATION_V1BETA1_FIELDS);
     let (mut fields, old_fields) = (lost(object), request.old.map(lost).unwrap_or_default());
