@@ -1,16 +1,19 @@
 //! Leader election: the next action on the Lease, and how long this process may trust that it holds
-//! the Lease. The rule is client-go's, so that the Go controller and this operator exclude each
-//! other. A process counts a Lease as expired if *that process* has seen no change of the Lease for
-//! the duration that the Lease states. The clocks of two machines are never compared.
+//! the Lease. A process counts a Lease as expired if *that process* has seen no change of the Lease
+//! for the duration that the Lease states. The clocks of two machines are never compared. This is
+//! client-go's rule, so the Go controller and this operator exclude each other.
 //!
 //! Times are offsets on one process's monotonic clock.
 //!
-//! No crate for leader election fits. `kube-leader-election` and `kube-lease-manager` compare the
-//! times in a Lease with the local clock. `kube-coordinate` follows client-go, but does not say
-//! until when the leadership is valid. So a process that was paused could write although another
-//! process leads. With each of the three crates, replicas of this operator and other controllers
-//! must have the same lease duration. None of the three notices that the API server's etcd was
-//! restored from a backup.
+//! No crate for leader election fits:
+//!
+//! * `kube-leader-election` and `kube-lease-manager` compare the times in a Lease with the local
+//!   clock.
+//! * `kube-coordinate` follows client-go, but does not say until when the leadership is valid. So a
+//!   process that was paused could write although another process leads.
+//! * All three have one lease duration for all processes. This operator needs two: one for its own
+//!   replicas, and one for the Go controller ([`ElectionPace::beside_go`]).
+//! * None of the three notices that the API server's etcd was restored from a backup.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -18,9 +21,9 @@ use std::time::Duration;
 use crate::object_fields::resource_version::number;
 
 /// Lease durations that a user may configure, in seconds. After a leader's death, another replica
-/// leads within about the configured duration plus one [`RETRY`]. Exception: a replica writes an
-/// answer into the Lease just after the death. Such a write counts as a renewal, so the duration
-/// starts anew.
+/// leads within about the configured duration plus one [`RETRY`]. Exception: just after the death,
+/// a replica writes its answer to a question of the leader (second opinion) into the Lease. Such a
+/// write counts as a renewal, so the duration starts anew.
 pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
 /// Default lease duration, in seconds. It is the shortest allowed duration. A slow API server, or a
 /// machine that pauses, needs a longer duration.

@@ -76,8 +76,9 @@ impl LbFacts {
     }
 
     /// Address that the pool `pool` cannot give to the LoadBalancer: the published address, if it
-    /// is from another pool. A Service moves when its new address is announced, so it cannot move
-    /// to the address that it has. `None`: there is no such address, or a guest announces it.
+    /// is from another pool. A move to a new address ends only when the Service no longer asks for
+    /// the published one, so a move to the same address would never end. `None`: no address from
+    /// another pool is published, or a guest announces the address.
     pub fn moves_off(&self, pool: &str) -> Option<IpAddr> {
         let published = self.published.as_ref().filter(|claim| !self.guest && claim.pool != pool);
         published.map(|claim| claim.ip)

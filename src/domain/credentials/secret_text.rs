@@ -1,7 +1,7 @@
 //! A secret text, such as a token, an API key or a kubeconfig.
 //!
-//! Invariant: only [`SecretText::reveal`] shows the text. The text is wiped from memory when it is
-//! dropped.
+//! Invariant: only [`SecretText::reveal`] returns the text. The text is wiped from memory when it
+//! is dropped.
 
 use std::fmt;
 

@@ -7,7 +7,7 @@
 //! The decision stays:
 //!
 //! * The host continues to lease the address of a LoadBalancer that has a record. But before an
-//!   address is published, the annotation may still choose the announcer.
+//!   address is published, the annotation [`ANNOTATION_DHCP`] may still choose the announcer.
 //! * The announcer continues to lease the address of a LoadBalancer whose address is `0.0.0.0`,
 //!   until the LoadBalancer is created again, or until the host takes the lease over
 //!   (`kube_vip_takeover`).
@@ -279,8 +279,8 @@ fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether a leased address was lost. The record must contain no address that may be published.
-/// `true`: the LoadBalancer's next condition reports the loss, in these cases:
+/// Whether the LoadBalancer's next condition reports that its leased address was lost. The record
+/// must contain no address that may be published. `true` in these cases:
 ///
 /// * The LoadBalancer's status still has a leased address.
 /// * The LoadBalancer's present condition has the reason [`LEASE_LOST`].

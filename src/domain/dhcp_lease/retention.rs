@@ -81,9 +81,11 @@ fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<Fix
     !facts::wants_pool(lb) && !moved && !matches!(step(&seen), LeasingStep::Guest(_))
 }
 
-/// Whether the LoadBalancer's status has the address of this record, as a leased one. `true` also
-/// if another address is allocated and `status.address` is still the record's address. This happens
-/// if a finalizer delays the end of the former Service.
+/// Whether the LoadBalancer's status still has the address of this record. `true` in these cases:
+///
+/// * `status.allocatedAddress` has this address and names no pool.
+/// * `status.allocatedAddress` does not have this address, but `status.address` still has it. This
+///   happens if a finalizer delays the end of the former Service.
 fn is_published(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let leased = record.status.as_ref().and_then(|status| status.address.as_ref());
     let (Some(leased), Some(status)) = (leased, &lb.status) else { return false };

@@ -1,4 +1,4 @@
-//! Claims in the text of a token, which are read without a request to a server.
+//! Reads claims from the text of a token, without a request to a server.
 //!
 //! Invariant: nothing is read from the secret part of a token. Of a JSON Web Token, only the
 //! payload is read. Of a Rancher's token, only the text before the colon is read.
@@ -21,7 +21,8 @@ const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 /// Name and times of a token, or of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// Name to report. Empty: there is no name, or it must not be reported. The source of the name:
+    /// Name to report. Empty: there is no name, or a token's name does not have the form of a name.
+    /// The source of the name:
     ///
     /// * Token of a ServiceAccount: name of the token's Secret, or else of the ServiceAccount.
     /// * Client certificate: common name.

@@ -14,16 +14,16 @@ use super::{ClientPhase, DhcpClient};
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Maximum number of offers among which the client chooses.
 const MOST_OFFERS: usize = 8;
-/// Number of the first DISCOVER at which [`ClientTrouble::NoOffer`] may be recorded. The client
-/// records this trouble when it sends this DISCOVER or a later one, if no offer has come since the
-/// previous DISCOVER.
+/// Limit of DISCOVERs without a usable offer. With the DISCOVER of this number and each later one,
+/// the client records [`ClientTrouble::NoOffer`]. Exception: an offer that cannot be used has come
+/// since the DISCOVER before.
 const SILENT_TRIES: u32 = 3;
 /// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
 /// to them.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals after which the client prefers neither its former address nor the address
-/// `options.wish`. A grant that cannot be used also counts as a refusal. The count begins when the
-/// client gets or renews a lease, so it includes the refusal that ended the lease.
+/// Smallest number of refusals at which a NAK ends the client's preference for its former address
+/// and for the address `options.wish`. NAKs and grants that cannot be used count as refusals. The
+/// count begins when the client gets or renews a lease, so the NAK that ended the lease counts.
 const MOST_WISHES: u32 = 2;
 /// Upper limit of the pause after the first refusal. The pause is short, because one refusal may be
 /// normal. For example, a server offers the same address to two clients, and then refuses one of

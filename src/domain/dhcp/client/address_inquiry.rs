@@ -21,7 +21,8 @@ use super::super::{ClientEvent, Mac};
 use super::DhcpClient;
 use super::output::{AnnouncedAddress, MOST_STATIONS};
 
-/// Time from the write of a new address's record to the first ARP question about its announcer.
+/// Pause before the first ARP question about the announcer of a new address. The pause begins when
+/// the record with this address is written. A random time of at most one second is added.
 pub(super) const FIRST_INQUIRY: Duration = Duration::from_secs(30);
 /// Time for which the client waits for answers to an ARP question about its address. The ARP probe
 /// of a new address has other times.
@@ -29,8 +30,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Pause between the end of one ARP question about a lost or kept address and the next question.
 /// The first question about a lost address follows one such pause after the loss.
 const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
-/// Number of consecutive ARP questions about a lost address. If no known announcer answers any of
-/// them, the address counts as no longer announced.
+/// Limit of consecutive ARP questions about a lost address that no known announcer answers. At this
+/// number, the address counts as no longer announced.
 const MOST_SILENT: u32 = 3;
 
 /// Subject of the ARP questions about an address.
@@ -52,9 +53,11 @@ pub struct AddressInquiry {
     subject: InquirySubject,
     /// Whether a question was sent, and the time for its answers is not over.
     pub waits: bool,
-    /// Number of consecutive questions with the same result. Lost address: no known announcer has
-    /// answered. Kept address: two or more hosts have answered, and at least one of them is unknown.
-    /// A station that answers ARP for all addresses is not counted.
+    /// Number of consecutive questions with this result:
+    ///
+    /// * Lost address: no known announcer has answered.
+    /// * Kept address: two or more stations have answered, and at least one of them is not a known
+    ///   announcer. A station that answers ARP for all addresses is not one of them.
     pub tally: u32,
     pub next: Duration,
 }
@@ -171,8 +174,8 @@ impl DhcpClient {
         true
     }
 
-    /// Whether the station announces the address for this client. `true`: the station announced the
-    /// address while the client held this address.
+    /// Whether the station is a known announcer of the address: it answered ARP for the address
+    /// while this client held it.
     pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
         let announced = self.announced.as_ref().filter(|announced| announced.address == address);
         announced.is_some_and(|announced| announced.by.contains(&station))

@@ -2,9 +2,9 @@
 //!
 //! Each question to a server is a REQUEST as a restarted client sends it (INIT-REBOOT). If the
 //! client reaches the lease's server without a router, the first questions before T2 go to this
-//! server alone, because another authoritative server would refuse at once. All other questions go
-//! to all servers. The first of these questions is only a REQUEST. After T2, the client sends a
-//! DISCOVER beside each further one, because a server without data about the lease answers only a
+//! server alone, because another authoritative server would refuse at once. All other questions are
+//! broadcast to all servers. After T2, the client also sends a DISCOVER beside each broadcast
+//! REQUEST except the first one, because a server without data about the lease answers only a
 //! DISCOVER. Invariants:
 //!
 //! * The client holds the lease until its expiry, even without answers. The client loses the lease
@@ -23,8 +23,8 @@ use super::{ClientPhase, DhcpClient};
 /// Maximum number of REQUESTs that are sent only to the server that granted the lease. Later
 /// REQUESTs go to all servers.
 const ALONE: u32 = 2;
-/// Number of broadcast REQUESTs after which the client accepts a grant of another server, even
-/// before T2. The server of the lease has answered none of these REQUESTs.
+/// Number of broadcast REQUESTs that must be sent before the client accepts a grant of a server
+/// that did not grant the lease. After T2, the client accepts such a grant without this condition.
 const BEFORE_OTHERS_GRANT: u32 = 2;
 /// Number of broadcast REQUESTs that must be sent before the client accepts a refusal (NAK) of a
 /// server that did not grant the lease. If the lease has an expiry, T2 must also have passed.

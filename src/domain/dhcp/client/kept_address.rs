@@ -14,9 +14,9 @@ use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Number of consecutive ARP questions about a kept address. If several stations answer each of
-/// them, and one of these stations is not a known announcer, the address is lost to another host.
-/// When an announcer moves to another node, two stations answer only one question.
+/// Limit of consecutive ARP questions about a kept address that several stations answer, at least
+/// one of which is not a known announcer. At this number, the address is lost to another host. One
+/// such question is normal when an announcer moves to another node.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {

@@ -88,8 +88,8 @@ pub struct DhcpClient {
     kept: bool,
     /// Lost address that a station still announces, and this station. `None`: there is none.
     still: Option<(Ipv4Addr, Mac)>,
-    /// Start of the search for an address: the loss of the last address. If there was no loss, or
-    /// if the link has changed since: planned time of the first DISCOVER.
+    /// Start of the search for an address: the loss of the last address. If no address was lost, or
+    /// if the link has changed after the loss: planned time of the first DISCOVER.
     began: Duration,
     /// Number of accepted NAKs, and of unusable grants of offered addresses, since the client last
     /// got or renewed a lease.
@@ -413,8 +413,8 @@ impl DhcpClient {
     }
 
     /// Reports another client with this client's hardware address, if the message is from such a
-    /// client. If this client has recently used the message's `xid`, the message is its own: a loop
-    /// in the network has returned it.
+    /// client. A message with an `xid` that this client has recently used is this client's own: a
+    /// loop in the network has returned it.
     fn receive_client_message(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

@@ -109,8 +109,8 @@ pub enum ClientTrouble {
     /// The address was kept after the lease had expired. It is lost now, because another host also
     /// has it. The value is the station of the other host.
     Taken(Mac),
-    /// A server granted another address than the client held, or the server of a kept address
-    /// offered another one.
+    /// A server granted another address than the client held. Or the client kept an address whose
+    /// lease had expired, and the server of this lease offered another address.
     Changed,
 }
 
@@ -224,9 +224,9 @@ pub enum ClientEvent {
         /// Station that announces the address.
         by: Mac,
     },
-    /// A station answers ARP for the address, so the client ends without a RELEASE. An earlier
-    /// RELEASE may have been sent before the release was put off, or before a restart of the agent.
-    /// If so, the server may have granted the address to this station.
+    /// A station answers ARP for the address, so the client ends and sends no further RELEASE. One
+    /// RELEASE may have been sent before, if the agent lost its leadership or was restarted before
+    /// the second one. In this case, the server may have granted the address to this station.
     NotReleased {
         /// Address whose release ended.
         address: Ipv4Addr,
@@ -258,7 +258,8 @@ pub enum IgnoreReason {
     NotOurs,
     /// The client does not wait for this answer, or cannot use it.
     Unasked,
-    /// The answer is not from the server whose offer the client takes, or whose lease the client
-    /// holds. The client does not accept this answer, or does not accept it yet.
+    /// The answer is from a server that the client does not expect. A client that takes an offer
+    /// expects the server of this offer. A client that holds a lease expects the lease's server,
+    /// and accepts grants of other servers only later.
     OtherServer,
 }

@@ -168,10 +168,10 @@ impl LeaseTimes {
     }
 }
 
-/// Time of a lease's renewal: the last time on a grid that is not after `latest`. The times on the
-/// grid are `width` apart. `phase`: phase of the lease's client ([`super::phase`]), which shifts
-/// the grid by `width * phase / 2^32`. If two clients have different phases and the same `width`,
-/// their renewals stay apart, however often the clients renew. If `width` is zero, the result is
+/// Time of a lease's renewal: the last grid time that is not after `latest`. The grid times are
+/// `width` apart. `phase`: phase of the lease's client ([`super::phase`]), which shifts the grid by
+/// `width * phase / 2^32`. If two clients have different phases and the same `width`, their
+/// renewals stay apart, however often the clients renew. If `width` is zero, the result is
 /// `latest`.
 fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
     let nanos = width.as_nanos();

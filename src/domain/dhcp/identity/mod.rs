@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use super::Mac;
 use crate::object_fields::digest::hex;
 
-/// First part of the hash's input. Identities are derived from this hash. A change of this part
+/// First part of the input of the hash from which identities are derived. A change of this text
 /// would change all derived identities.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
 /// Type octet of a client identifier with an IAID and a DUID: RFC 4361.

@@ -5,9 +5,10 @@
 //! leased an address of the cluster itself, the cluster's traffic would go to the tenant's VMs
 //! (CVE-2020-8554).
 //!
-//! Two networks are the same if they have the same bridge and the same VLAN. The same rule is valid
-//! for pools. A published address stays published even if a pool's ranges now contain it, or if the
-//! CIDR or gateway of its network changed. A published address is withdrawn in these cases:
+//! Two networks count as the same if they have the same bridge and the same VLAN. The network of a
+//! pool is compared in the same way. A published address stays published even if a pool's ranges
+//! now contain it, or if the CIDR or gateway of its network changed. A published address is
+//! withdrawn in these cases:
 //!
 //! * A pool on the same network, or a global pool, has allocated the address to another
 //!   LoadBalancer.

@@ -1,11 +1,12 @@
 //! Takeover of kube-vip's lease by the host, with the same address.
 //!
-//! A takeover is possible only for a VM load balancer, whose Service is in this cluster, and only
-//! if its annotation says that the host leases the address. First, the identity of kube-vip's
-//! client is written on the LoadBalancer. Then the Service is deleted, so that kube-vip gives the
-//! address back (`deleteService` in pkg/services/services.go stops its client, which sends a
-//! RELEASE). After that, the host asks for the same address, as the same client. In any other
-//! order, kube-vip would release the address at the server after the host has leased it.
+//! A takeover is possible only for a VM load balancer, because its Service is in this cluster.
+//! Also, the LoadBalancer's annotation must choose the host to lease the address. First, the
+//! identity of kube-vip's client is written on the LoadBalancer. Then the Service is deleted, so
+//! that kube-vip gives the address back (`deleteService` in pkg/services/services.go stops its
+//! client, which sends a RELEASE). After that, the host asks for the same address, as the same
+//! client. In any other order, kube-vip would release the address at the server after the host has
+//! leased it.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! Status of the host's leases on a network, in an annotation on the network's
 //! NetworkAttachmentDefinition. The status names the agent that serves the network, and the time
-//! since which the agent serves it. If no agent serves the network, the status says why. If an
-//! agent serves the network with its former options, the status names the annotation that is not
-//! valid.
+//! since which the agent serves it. If no agent serves the network, the status says why. An agent
+//! keeps its former options while one of its network's annotations is not valid
+//! ([`WantedAgent::Faulty`]). The status then names this annotation.
 //!
 //! A NetworkAttachmentDefinition has no field for a status, so the annotation holds the status as
 //! JSON. The annotation is written only when the status changes.

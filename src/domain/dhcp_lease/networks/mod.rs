@@ -1,8 +1,9 @@
-//! Networks on which the host leases addresses, and the party that creates the agents of these
-//! networks. An admin declares the networks.
+//! Networks that an admin has declared: on them, the host leases addresses. For each network, this
+//! module also decides whether the operator creates its agent, or another party does (the chart).
 //!
-//! A declaration is durable: it does not depend on whether an agent is active now. If another
-//! annotation of the network is not valid, the declaration still counts, and only new leases wait.
+//! A network stays declared while its agent is not active. It also stays declared while one of its
+//! annotations other than [`ANNOTATION_DHCP`] is not valid. Then existing leases go on, and new
+//! leases wait until the annotation is corrected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -162,9 +163,10 @@ impl DhcpDeclaration {
 }
 
 impl DhcpNetworks {
-    /// Network on which the address of a LoadBalancer is leased. Empty: the LoadBalancer has no
-    /// network. The default network is not for guest load balancers, because a guest cluster is on
-    /// the network of its VMs.
+    /// Network on which an address for the LoadBalancer would be leased: its own network, or the
+    /// default network for a VM load balancer without one. A guest load balancer never gets the
+    /// default network, because a guest cluster is on the network of its VMs. Empty: there is no
+    /// such network.
     pub fn of(&self, lb: &LoadBalancer, around: &LbSurroundings) -> String {
         let network = facts::requirement(lb, around).network;
         if network.is_empty() && !facts::is_guest(lb) { self.default.clone() } else { network }

@@ -172,9 +172,9 @@ impl RequestedIdentity {
         }
     }
 
-    /// Whether a record has the requested client identity. A field that is not requested may have
-    /// any value. A requested address fits if it is the requested or the leased address of the
-    /// record. `broadcast` is not compared.
+    /// Whether a record has the client identity that the LoadBalancer's annotations request. A
+    /// field that no annotation requests may have any value. A requested address must be the
+    /// record's `spec.requestedAddress` or `status.address`. `broadcast` is not compared.
     pub fn fits(&self, record: &DHCPLease) -> bool {
         let spec = &record.spec;
         let of_mac = || spec.mac_address.parse().ok().map(|mac| ClientId::of_mac(mac).to_string());
@@ -195,8 +195,8 @@ impl RequestedIdentity {
 }
 
 /// Merge patch that copies annotations of kube-vip from the Service to the LoadBalancer. With these
-/// annotations, the host is the same client to the DHCP server that kube-vip was. `None`: the
-/// Service has no such annotation that the LoadBalancer lacks.
+/// annotations, the DHCP server takes the host for the same client as kube-vip. `None`: the
+/// LoadBalancer already has all of these annotations that the Service has.
 ///
 /// # Errors
 /// The first annotation that is not valid.

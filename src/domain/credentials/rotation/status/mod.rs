@@ -33,7 +33,8 @@ const LEFT_PERCENT: Seconds = 33;
 /// left counts as expiring soon.
 pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
-/// Maximum number of characters of a TokenRotation's name in the names of its credentials.
+/// Maximum number of characters that the names of credentials take from the name of their
+/// TokenRotation.
 const LONGEST_STEM: usize = 200;
 
 /// Plan of a rotation, from its spec and annotations.
@@ -115,8 +116,8 @@ fn window(wants: &api::Window) -> Option<MaintenanceWindow> {
     Some(MaintenanceWindow { start, minutes: wants.duration_minutes, days })
 }
 
-/// State that a status stores. `None`: the state is empty. A time that cannot be parsed becomes
-/// the epoch, so a step that waits for that time is due now.
+/// Recorded state in a rotation's status. If `status` is `None`, the state is empty. A time that
+/// cannot be parsed becomes the epoch, so a step that waits for that time is due now.
 pub fn state(status: Option<&TokenRotationStatus>) -> RotationState {
     let Some(status) = status else { return RotationState::default() };
     let at = |text: &String| parse_rfc3339(text).unwrap_or_default();
@@ -170,8 +171,8 @@ pub fn state(status: Option<&TokenRotationStatus>) -> RotationState {
     }
 }
 
-/// Observations that the state does not have. `None` in a field: the value is not observed now,
-/// and the status keeps its earlier value.
+/// Observations for a new status, beside the recorded state. `None` in a field: the value is not
+/// observed now, and the status keeps its earlier value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusObservations {
     /// Credentials in a target that is only watched.

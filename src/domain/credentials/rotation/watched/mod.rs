@@ -100,8 +100,9 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
 }
 
 /// Keeps the first reported expiry of each credential that has expired. `before`: list in the
-/// earlier status. If a credential has expired in both lists, the credential gets the expiry in
-/// `before`. The exact expiry of such a credential may be unknown, so the first reported one stays.
+/// earlier status. A credential that has expired in both lists gets the expiry in `before`. The
+/// reason: if Rancher does not say when a token ended, the time of the read is reported as the
+/// expiry, so each read reports another one.
 pub fn keep_first_expiries(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],
