@@ -45,7 +45,7 @@ pub struct Selecting {
 
 impl Selecting {
     pub fn deadline(&self) -> Duration {
-        self.choose.map_or(self.exchange.next, |choose| choose.min(self.exchange.next))
+        self.choose.unwrap_or(self.exchange.next)
     }
 }
 
@@ -84,7 +84,7 @@ impl DhcpClient {
     }
 
     pub(super) fn selecting_due(&mut self, mut selecting: Selecting) {
-        if selecting.choose.is_some_and(|choose| choose <= self.now) {
+        if selecting.choose.is_some() {
             return self.take_best(&selecting);
         }
         self.again(&mut selecting.exchange);

@@ -143,6 +143,21 @@ pub fn silence_is_met_by_ever_longer_waits_and_reported() {
     assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), None));
 }
 
+/// An offer that the client does not prefer comes just before the next DISCOVER is due.
+#[test]
+pub fn while_an_offer_waits_for_a_better_one_no_discover_is_sent() {
+    let wished = Ipv4Addr::new(10, 0, 0, 77);
+    let mut bed = Bed::with(ClientOptions { wish: Some(wished), ..ClientOptions::default() });
+    bed.speaks();
+    let discover = bed.speaks();
+    let due = bed.client.deadline().expect("a deadline");
+    assert_eq!(bed.until(due.checked_sub(ms(100)).unwrap()), []);
+    assert!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)).is_empty());
+    let request = bed.speaks();
+    assert_eq!((request.kind(), request.wish()), (REQUEST, Some(ADDRESS)));
+    assert!(bed.records.iter().all(|record| record.trouble.is_none()), "{:?}", bed.records);
+}
+
 #[test]
 pub fn jitter_differs_between_clients() {
     let second = |seed| {
