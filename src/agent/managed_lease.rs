@@ -71,7 +71,7 @@ pub(super) struct ManagedLease {
     pub(super) counted: Option<LeaseState>,
 }
 
-/// Write of a record that has not started yet.
+/// Planned write of a record. The write has not started yet.
 #[derive(Clone, Debug)]
 pub(super) enum PendingWrite {
     /// Stores the state of the lease that the client reported.
@@ -125,13 +125,12 @@ impl ManagedLease {
         })
     }
 
-    /// Updates this state from the record, if the record's resourceVersion is newer than that of
+    /// Updates this state from `record`, if the resourceVersion of `record` is newer than that of
     /// the state. The status is updated only if no write of the record is under way.
     ///
-    /// An older record would do no lasting harm: the next write would fail with a conflict, and
-    /// then the record would be read again. The comparison avoids this conflict. Without the
-    /// comparison, a conflict occurs if the watch event of one write arrives after the answer to
-    /// the next write.
+    /// The watch event of one write may arrive after the answer to the next write. Without the
+    /// comparison of versions, this older record would replace the newer metadata, and the next
+    /// write would fail with a conflict.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = |of: &DHCPLease| of.resource_version().unwrap_or_default();
         if !is_newer(&version(record), &version(&self.record)) {
@@ -168,11 +167,10 @@ impl ManagedLease {
         self.client.insert(client)
     }
 
-    /// Makes the client release the address, and returns the actions that the client requests. If
-    /// there is no client, but the stored record has an address, a client is created first. If the
-    /// lease has expired before this, the actions also report that the address is lost, or that it
-    /// is kept. `up`: whether the carrier of the agent's interface is up. `None`: there is no
-    /// client, and the stored record has no address.
+    /// Makes the client release the address, and returns the actions that the client requests.
+    /// Creates the client first, if there is none and the stored record has an address. `None`:
+    /// there is no client, and the stored record has no address. `up`: whether the carrier of the
+    /// agent's interface is up.
     pub(super) fn release(
         &mut self,
         options: ClientOptions,

@@ -1,18 +1,18 @@
-//! The DHCP agent of one network: it holds all leases of the network.
+//! The DHCP agent of one network, which leases the network's addresses. No other part of the
+//! operator has privileges.
 //!
-//! This is the only part of the operator with privileges. A term begins when the agent acquires the
-//! network's Lease. The agent then reads the records, removes links that no record needs, makes the
-//! missing links, and resumes each client from its record. The term ends at once when the agent
-//! sees that it has lost the Lease. An error also ends the term. No state in memory survives the
-//! end of a term: the next term starts from the records.
+//! A term begins when the agent acquires the network's Lease. The agent then reads the records,
+//! removes links that no record needs, makes the missing links, and resumes the clients. The term
+//! ends as soon as the agent sees that it has lost the Lease, or after an error. No state in memory
+//! survives the end of a term: the next term starts from the records.
 //!
 //! Invariants:
 //!
 //! * The agent sends frames only while it is the leader. Exception: while the API server is silent,
 //!   the agent also sends requests to extend held leases.
 //! * Frames leave on the agent's interface only.
-//! * An address is in the record before it may be used. The address is released only after the
-//!   deletion of the record was requested.
+//! * An address is in its record before it may be used. The agent releases the address only after
+//!   the deletion of the record was requested.
 
 mod link_worker;
 mod managed_lease;
@@ -89,9 +89,8 @@ impl DhcpAgent {
     }
 }
 
-/// Metrics of the leases that the agent holds in a term. When the network's Lease is lost, the
-/// future of the term is dropped, and this value with it. The drop sets the metrics to the values
-/// of a standby.
+/// Guard of the metrics of leases in a term. Its drop sets these metrics to the values of a
+/// standby, also when the network's Lease is lost and the future of the term is dropped.
 struct TermMetrics<'a>(&'a DhcpAgent);
 
 impl Drop for TermMetrics<'_> {

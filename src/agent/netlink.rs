@@ -1,20 +1,17 @@
-//! Network interfaces of the leases, called links. Each lease has one macvlan in mode `source`.
-//! This macvlan has an empty list of allowed source addresses, and no IP address.
+//! Network interfaces of the leases, called links. Each lease has one macvlan in mode `source`,
+//! with an empty list of allowed source addresses, and without an IP address.
 //!
-//! Each link makes its parent interface accept frames to the link's hardware address. The link
-//! itself receives no frame. In other modes the kernel would copy each broadcast of the network to
-//! each link.
+//! A link makes its parent interface accept frames to the link's hardware address. The link itself
+//! receives no frame. In other modes, the kernel would copy each broadcast of the network to each
+//! link.
 //!
 //! Invariants:
 //!
-//! * The alias of a link names the network whose agent made the link.
-//! * An agent changes or removes only two kinds of links. The first kind has the alias of the
-//!   agent's own network. The second kind has no alias, but its name and mode show that an agent
-//!   made it. By the same marks, an agent recognises and removes the links of a crashed agent.
-//! * The name of a link contains its hardware address, so an agent finds the link that an earlier
+//! * An agent changes or removes only links for which [`KernelLinks::is_ours`] is true.
+//! * The name of a link contains its hardware address. So an agent finds the link that an earlier
 //!   agent made for the same lease.
-//! * The kernel's notifications arrive on a socket of their own. The kernel drops messages when a
-//!   socket's buffer is full. On a shared socket, the kernel would also drop answers to requests.
+//! * Notifications of the kernel arrive on a socket of their own. When the buffer of a socket is
+//!   full, the kernel drops messages. On a shared socket, it would also drop answers to requests.
 
 use std::collections::HashSet;
 use std::io;
@@ -59,9 +56,9 @@ pub(super) struct KernelLinks {
 pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
-    /// Running request for a list of all links. The request starts after the kernel has dropped
-    /// notifications because the socket's buffer was full. The list of many links takes long. So
-    /// the request goes on when the future of [`LinkChanges::next`] is dropped.
+    /// Running request for a list of all links, made after the kernel has dropped notifications.
+    /// The request is kept when the future of [`LinkChanges::next`] is dropped. Otherwise, frequent
+    /// other events would restart the request again and again. `None`: no request is running.
     listing: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
@@ -110,11 +107,11 @@ impl KernelLinks {
         self.handle.link().get().execute().map_ok(read).try_collect().await
     }
 
-    /// Whether an agent of this network made the link.
+    /// Whether an agent of this network may change or remove the link. One of these must hold:
     ///
-    /// If an agent crashes before it sets the alias, its link has no alias. The name and the mode
-    /// of such a link prove that an agent made it. Agents of earlier versions made links in mode
-    /// `private`.
+    /// * The first word of the link's alias is the mark of this network.
+    /// * The link has no alias, but the name of a lease's link, and the mode `source`, or `private`
+    ///   as in earlier versions. An agent that crashes before it sets the alias leaves such a link.
     pub(super) fn is_ours(&self, link: &KernelLink) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
@@ -122,10 +119,10 @@ impl KernelLinks {
             || (unmarked && link.mac.is_some_and(|mac| link.name == name(mac)))
     }
 
-    /// Makes the link of a lease and turns it on. `parent`: index of the interface that carries the
-    /// link. `lease`: `namespace/name` of the lease's record. If a link of this name exists and is
-    /// configured correctly, it stays. A link that is not configured correctly is replaced if an
-    /// agent of this network made it. Otherwise the result is `Err`.
+    /// Makes the link of a lease and turns it on. An existing link of the lease stays if it is
+    /// configured correctly, and is replaced otherwise. `Err`: a request failed, or an interface
+    /// that [`Self::is_ours`] does not accept has the name of the link. `parent`: index of the
+    /// interface that carries the link. `lease`: `namespace/name` of the lease's record.
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
         match self.add(parent, mac, &name, &alias).await {

@@ -1,16 +1,14 @@
-//! Owns the one packet socket of an agent, which receives and sends on the network's interface.
-//!
-//! The socket is bound to the interface that carries the leases' links. Every frame to one of these
-//! links passes through that interface, so one socket serves any number of leases.
+//! Owns the one packet socket of an agent. The socket is bound to the interface that carries the
+//! links of all leases. Every frame to one of these links passes through this interface.
 //!
 //! Invariants:
 //!
-//! * The socket is open only while a client waits for an answer, and for a short time after that.
-//!   The sending of a frame also opens it for a short time.
-//! * The socket sends on the network's interface and on no other.
-//! * The kernel hands only two kinds of frames to the socket: DHCP to or from clients, and ARP. It
-//!   hands over ARP only while a client waits for an answer to an ARP question, and for a short
-//!   time after that. Any other frame does not wake this process.
+//! * The socket is open only while a client waits for an answer or the agent sends a frame, and for
+//!   a short time after that.
+//! * The socket sends only on the interface to which it is bound.
+//! * The kernel hands only DHCP messages to or from clients to the socket. While a client waits for
+//!   an answer to an ARP question, and for a short time after that, the kernel also hands over ARP.
+//!   No other frame wakes this process.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -23,9 +21,8 @@ use tokio::net::UnixDatagram;
 
 use crate::domain::dhcp::{self, FrameFilter};
 
-/// `ETH_P_ALL` in network byte order. The kernel first hands a frame to the sockets of this
-/// protocol, and then to the link for which the frame is meant. A socket of another protocol does
-/// not receive the frame.
+/// `ETH_P_ALL` in network byte order. The kernel hands a frame to the sockets of this protocol
+/// first, before a link with the frame's destination address can take the frame.
 const EVERYTHING: i32 = 0x0300;
 /// Requested size of the receive buffer in octets, so that a burst of answers fits. A size above
 /// the kernel's limit `net.core.rmem_max` is reduced to this limit.

@@ -10,9 +10,9 @@ const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
 ];
 
 /// Drops all capabilities except the two that the agent needs. `Err`: one of these two is missing,
-/// and the error names it; or the kernel refuses a call.
+/// or the kernel refuses a call.
 ///
-/// Capabilities belong to a thread, so this function must run before any other thread starts.
+/// Precondition: the process has only one thread, because each thread has capabilities of its own.
 pub fn drop_privileges() -> anyhow::Result<()> {
     let now = capabilities(None).context("cannot read the capabilities of this process")?;
     for (flag, name, purpose) in NEEDED {

@@ -165,11 +165,10 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Use of the address when its lease expires because no DHCP server answers. `Keep`: the
-    /// address may be used after `expiresAt`. The use ends when a server refuses the address, when
-    /// the server that granted the lease offers another address, when any server grants another
-    /// address, or when another host uses the address. Unset: the address must not be used after
-    /// `expiresAt`.
+    /// Whether the address may be used after its lease has expired because no DHCP server answered.
+    /// Unset: no. `Keep`: yes, until a server refuses the address, any server grants another
+    /// address, the server that granted the lease offers another address, or another host uses the
+    /// address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_lease_loss: Option<OnLeaseLoss>,
     /// Time since which this address has been leased without interruption.
@@ -196,15 +195,16 @@ pub struct DHCPLeaseStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Use of the address when its lease expires because no DHCP server answers. `Keep`: the address
-/// may be used after `expiresAt`. The use ends when a server refuses the address, when the server
-/// that granted the lease offers another address, when any server grants another address, or when
-/// another host uses the address. Unset: the address must not be used after `expiresAt`.
+/// Decision whether an address may be used after its lease has expired because no DHCP server
+/// answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
-    /// The address stays in use. The use ends when a server refuses the address, when the server
-    /// that granted the lease offers another address, when any server grants another address, or
-    /// when another host uses the address.
+    /// The address may be used until one of these events:
+    ///
+    /// * A server refuses the address.
+    /// * Any server grants another address.
+    /// * The server that granted the lease offers another address.
+    /// * Another host uses the address.
     Keep,
 }
 

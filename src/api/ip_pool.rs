@@ -185,8 +185,9 @@ pub struct Selector {
 #[serde(rename_all = "camelCase")]
 pub struct Scope {
     /// Rancher project of the LoadBalancer's namespace, as `cluster/project`. `*` matches any.
-    /// Unset or empty: matches any project, but loosely if the namespace has a project. A pool with
-    /// a loose match is tried after the pools of which all fields match, none of them loosely.
+    /// Unset or empty: matches any project, but loosely if the namespace has a project. Pools are
+    /// tried in this order: pools with a match that is not loose, pools with a loose match, the
+    /// global pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub project: Option<String>,
@@ -196,8 +197,8 @@ pub struct Scope {
     #[schemars(length(max = 253))]
     pub namespace: Option<String>,
     /// Name of the LoadBalancer's guest cluster. `*` matches any. Unset or empty: matches any guest
-    /// cluster, but loosely if the LoadBalancer has one. A pool with a loose match is tried after
-    /// the pools of which all fields match, none of them loosely.
+    /// cluster, but loosely if the LoadBalancer has one. Pools are tried in this order: pools with
+    /// a match that is not loose, pools with a loose match, the global pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub guest_cluster: Option<String>,

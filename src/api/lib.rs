@@ -44,9 +44,8 @@ pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 /// of a NetworkAttachmentDefinition.
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 /// Annotation of a LoadBalancer: the address that is or was claimed for the LoadBalancer, as
-/// `POOL/ADDRESS`. The operator writes the annotation. A backup without the status still contains
-/// the annotation. After a restore of such a backup, the operator claims the address again if the
-/// address is free.
+/// `POOL/ADDRESS`. The operator writes the annotation. After a restore from a backup without the
+/// status, the operator claims this address again if it is free.
 pub const ANNOTATION_ALLOCATED: &str = "loadbalancer.harvesterhci.io/allocated-address";
 /// Annotation of a LoadBalancer: its namespace. The operator writes the value only for people.
 pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
@@ -97,8 +96,8 @@ pub const ANNOTATION_V1BETA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1beta
 pub const ANNOTATION_V1ALPHA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1alpha1-fields";
 
 /// Annotation of kube-vip's ConfigMap. Value `true`: IPPools were made from the addresses in the
-/// ConfigMap. The Go controller uses the same name. So the import runs once, in one of the two
-/// programs.
+/// ConfigMap. The Go controller uses the same annotation, so that only one of the two programs
+/// makes these IPPools.
 pub const ANNOTATION_IMPORTED: &str = "loadbalancer.harvesterhci.io/after-conversion";
 /// Annotation of kube-vip's ConfigMap: the outcome of the import for each address in the ConfigMap.
 pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/conversion-report";
@@ -179,9 +178,9 @@ pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
 /// a Service, the client is kube-vip. For a LoadBalancer, the client is the host's agent.
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
 /// Annotation that the operator writes on a network that [`ANNOTATION_DHCP`] declares: state of the
-/// network's agent, as JSON. The state names the pod that serves the network, and the time since
-/// which the pod serves it. The state gives a reason in two cases: no pod serves the network, or
-/// the pod works with its former options because an annotation of the network is not valid.
+/// network's agent, as JSON. The JSON contains the pod that serves the network, and the time since
+/// which the pod serves it. It contains a reason in two cases: no pod serves the network, or the
+/// pod works with its former options because an annotation of the network is not valid.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked,

@@ -1,15 +1,15 @@
 //! `TokenRotation`: a credential that is replaced before it expires, or is only watched.
 //!
-//! The user who creates a TokenRotation writes its metadata and spec. The operator writes the
-//! status.
+//! A user writes the metadata and the spec, or the operator if the TokenRotation is a child. The
+//! operator writes the status.
 //!
 //! Invariants:
 //!
 //! * The status contains names and hashes of credentials, and never a credential.
 //! * The status has a credential's name before the credential is made, and its hash before it is
 //!   published.
-//! * Target and ServiceAccount never change, because the operator revokes an old credential only
-//!   after it has observed the new credential in the same target.
+//! * The target never changes, because the operator revokes an old credential only after it has
+//!   observed the new one in the same target. The ServiceAccount never changes either.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;

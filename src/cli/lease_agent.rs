@@ -69,7 +69,7 @@ pub struct LeaseAgent {
     /// else the ServiceAccount of the pod.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the operator: it holds the network's Lease.
+    /// Namespace of the operator. The network's Lease is in this namespace.
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
     namespace: String,
     /// Address on which /metrics, /healthz and /readyz listen.

@@ -1,7 +1,8 @@
-//! Makes DHCP agents for the networks whose annotation requests an agent. Unless a fault prevents
-//! it, each such network gets a Deployment in the operator's namespace. An annotation on the
-//! network shows the state of the agent. [`crate::domain::dhcp_lease`] decides the content of
-//! Deployment and annotation.
+//! Makes DHCP agents for the networks that request one by the annotation
+//! [`crate::api::ANNOTATION_DHCP`]. Each such network gets a Deployment in the operator's
+//! namespace, unless a fault prevents it. The annotation [`ANNOTATION_DHCP_STATUS`] of the network
+//! contains the state of the agent. [`crate::domain::dhcp_lease`] decides the content of Deployment
+//! and annotation.
 //!
 //! All networks are checked each second, in memory. A Deployment or an annotation is written only
 //! if it differs from the desired one.
@@ -85,9 +86,8 @@ impl FailedWrites {
         self.again.get(name).is_none_or(|again| *again <= Instant::now())
     }
 
-    /// Records the result of a write. `name`: name of the written Deployment or network, by which
-    /// this type finds the failure again. `object`: kind and name of the written object, for the
-    /// log.
+    /// Records the result of a write. `name`: key of the write, which is the name of the Deployment
+    /// or network. `object`: kind and name of the object, for the log.
     fn record(&mut self, name: &str, object: &str, written: Result<(), CallError>) {
         match written {
             Ok(()) => {
@@ -188,8 +188,8 @@ impl DeploymentReconciler<'_> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }
 
-    /// All networks for which an annotation or an option of the operator requests an agent. Also
-    /// all networks whose annotation shows the state of an agent. If another party owns the
+    /// All networks for which an annotation or an option of the operator requests an agent, and all
+    /// networks with the annotation [`ANNOTATION_DHCP_STATUS`]. If another party owns the
     /// Deployment with the agent's name, the network's agent is [`WantedAgent::Refused`].
     fn networks(&self) -> Vec<AgentNetwork> {
         let mut networks = self.ctx.views.agent_networks();

@@ -5,14 +5,13 @@
 //! * The LoadBalancer is gone. Its record gets a release time, and is deleted after that time.
 //! * The LoadBalancer exists, but neither uses the record nor publishes the record's address. The
 //!   record is deleted at once.
-//! * The record is deleted, but its network has no active agent. The record's finalizer is removed
-//!   at once if the record has no address, otherwise after the lease has expired. A lease that
-//!   never expires waits for an agent.
+//! * The deletion of the record was requested, but its network has no active agent that could
+//!   release the address and remove the finalizer. This module removes the finalizer: at once if
+//!   the record has no address, otherwise after the lease has expired. A lease that never expires
+//!   waits for an agent.
 //!
-//! A deleted record remains until its agent has released the address, or until this module removes
-//! the record's finalizer. Before this module sets a release time, deletes a record or removes a
-//! finalizer, it reads the LoadBalancer from the API server, because a view may not yet contain a
-//! LoadBalancer that was created again.
+//! Invariant: before each of these writes, the LoadBalancer is read from the API server, because a
+//! view may not yet contain a LoadBalancer that was created again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -189,10 +188,12 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, context: Arc<DhcpLeaseContex
     again
 }
 
-/// Sets the metrics of DHCPLeases and of agents each second, until the returned future is dropped.
-/// Enqueues the DHCPLeases of a network and their LoadBalancers, and the LoadBalancers that wait
-/// for a lease on that network: at the first check of the network, and each time its agent becomes
-/// active or inactive.
+/// Checks each second which networks have an active DHCP agent, and sets the metrics of DHCPLeases
+/// and of agents, until the returned future is dropped. Enqueues the following objects at the first
+/// check of a network, and each time its agent becomes active or inactive:
+///
+/// * the DHCPLeases of the network, and their LoadBalancers
+/// * the LoadBalancers that wait for a lease on the network
 pub(super) async fn agents(ctx: Context) {
     // The drop of `_series`, at the end of the term, removes the series of these metrics.
     let _series = LeasingSeries(&ctx);

@@ -35,9 +35,9 @@ impl<N: Eq + Hash> FailedReconciles<N> {
         Self { controller, first, metrics: metrics.clone(), failures: Mutex::default() }
     }
 
-    /// Counts a failed reconcile of the object `name`, in memory and in the metric. `error_kind`:
-    /// value of the metric's label `error`. Returns the number of consecutive failures before this
-    /// one, and the delay before the next reconcile.
+    /// Counts a failed reconcile of the object `name`, in memory and in the metric. Returns the
+    /// number of consecutive failures before this one, and the delay before the next reconcile.
+    /// `error_kind`: value of the metric's label `error`.
     pub(super) fn count_name(&self, name: N, error_kind: &str) -> (u32, Duration) {
         self.metrics.reconcile_errors.with_label_values(&[self.controller, error_kind]).inc();
         self.delay(name)

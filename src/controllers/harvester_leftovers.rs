@@ -8,9 +8,9 @@
 //!
 //! Invariants:
 //!
-//! * The form of a CRD is replaced only if a take-over installed the operator's form before.
-//! * In one term, the form of a CRD is replaced at most once in the time [`AGAIN`], however often
-//!   the chart puts its own form back.
+//! * The operator's form of a CRD is put back only if a take-over installed it before.
+//! * In one term, a CRD is written at most once in the time [`AGAIN`], however often the chart puts
+//!   its own form back.
 //! * The status subresource is put back only where a replica of the operator removed it.
 
 use std::collections::BTreeMap;

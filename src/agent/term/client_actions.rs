@@ -11,9 +11,9 @@ use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, FrameFilter, Ma
 use crate::k8s::clock;
 use crate::k8s::leadership::LeadershipState;
 
-/// Delay before the socket is closed after no client needs it any more: often another client needs
-/// it soon. The same delay passes before the socket stops accepting ARP frames that no client needs
-/// any more, and before a socket that failed is opened again.
+/// Delay before the socket is closed or stops accepting ARP frames. Another client often needs the
+/// socket or these frames within this time. Also the delay before the socket is opened again after
+/// a failure.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {
@@ -147,10 +147,12 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Sends the frames of a lease's client, if this agent may send. While the API server does not
-    /// answer, no agent knows which agent leads. So this agent sends only requests that extend held
-    /// leases. If this agent has seen another active agent, it sends no such requests either,
-    /// because one agent is enough.
+    /// Sends the frames of a lease's client if this agent is the leader. Otherwise, sends them only
+    /// if all of these hold:
+    ///
+    /// * The API server does not answer, so no agent knows which agent leads.
+    /// * The client asks to confirm or extend a held lease.
+    /// * This agent has seen no other active agent. One agent that renews leases is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;

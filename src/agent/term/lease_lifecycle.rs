@@ -165,10 +165,10 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Does what is due for a lease at its deadline: the write that failed, the planned retry, then
-    /// the steps of its DHCP client. While this agent is not the leader, it puts off a release that
-    /// has begun: the agent would not send the client's frames, but the client would count them as
-    /// sent.
+    /// Handles the deadline of a lease: queues the failed write again, makes the planned attempt,
+    /// and lets the DHCP client take its steps, each if it is due. While this agent is not the
+    /// leader, it puts off a release that has begun. Otherwise, the client would count frames as
+    /// sent that the agent does not send.
     pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
@@ -228,10 +228,10 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Takes the next step to end a lease, if this step is possible now. The order of the steps:
-    /// write the last state into the record, remove the link, remove the finalizer. A waiting
-    /// report that the link could not be made is dropped: it is no part of the last state. If the
-    /// record is gone, only the link is removed.
+    /// Takes the next step to end a lease, if the step is possible now. After the client has
+    /// finished and the last write of the record has ended, the link is removed, and then the
+    /// finalizer. If the record is gone, only the link is removed. A pending report that the link
+    /// could not be made is dropped, so that it does not delay the end.
     pub(super) fn continue_ending(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.pending.take_if(|what| {

@@ -6,8 +6,8 @@
 //! * On this machine, a token is written only to standard output, or to a file that only the file's
 //!   owner may read.
 //! * The whole request is checked before anything is written.
-//! * Every round begins with the current state of the API server. If a command was interrupted and
-//!   is run again, it therefore continues where it stopped.
+//! * Every round of changes begins with a read of the current objects. So an interrupted command
+//!   continues where it stopped when it is run again.
 //!
 //! There is no log: each change is reported on standard error.
 

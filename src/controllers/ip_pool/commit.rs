@@ -34,19 +34,17 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 /// Longest delay before a batch of requests is decided again after a failed write of a pool. Also
 /// the delay before a pool is written again after [`CONTENDED`] conflicts or more.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Limit for the failed writes of one pool in a row. From this number on, a batch of requests no
-/// longer waits for the pool. Conflicts have a limit of their own ([`CONTENDED`]), because a
-/// conflict means that another client's write was accepted. A write without an answer raises the
-/// count at once to this limit, because the whole batch has already waited for the deadline of the
-/// write.
+/// Limit of the failed writes of one pool in a row. A batch of requests does not wait for a pool
+/// that has reached this limit. Conflicts have a higher limit ([`CONTENDED`]), because a conflict
+/// shows that the API server accepts writes. A write without an answer reaches the limit at once,
+/// because the whole batch has already waited for the deadline of the write.
 const PATIENCE: u32 = 3;
 /// Limit for the write conflicts of one pool in a row. At this number, an Event reports them. From
 /// this number on, a batch of requests no longer waits for the pool.
 const CONTENDED: u32 = 5;
 
-/// Failed writes of one pool. Counts the conflicts and the failures since the last accepted write.
-/// The pool is not written again before `retry_at`. `None`: no delay. After a write without an
-/// answer, `failures` is at least [`PATIENCE`].
+/// Trouble with the writes of one pool: the number of conflicts, and of other failures, since the
+/// last accepted write. The pool is not written again before `retry_at`. `None`: no delay.
 #[derive(Default)]
 pub(super) struct PoolTrouble {
     conflicts: u32,
@@ -55,24 +53,21 @@ pub(super) struct PoolTrouble {
 }
 
 impl LedgerTask {
-    /// Writes concurrently all pools that the allocator has marked as touched. Does not write a
-    /// pool that is in `failed`. Adds to `failed` the pools for which this batch no longer waits:
+    /// Writes concurrently the pools that the allocator has marked as touched, except those in
+    /// `failed`. Returns `true` if the batch must be decided again: a write for which the batch
+    /// still waits has failed, and its pool was read again. `false`: each touched pool was written
+    /// or is in `failed`. `Err`: this replica no longer leads.
     ///
-    /// * Pools whose next try is not due yet. They are not written.
-    /// * Pools whose writes have failed [`PATIENCE`] times or more.
-    /// * Pools whose write had no answer.
-    /// * Pools whose writes have met [`CONTENDED`] conflicts or more.
+    /// `failed`: pools for which this batch no longer waits. The call adds a pool to `failed` if
+    /// one of these holds:
     ///
-    /// Returns `true` if writes of other pools have failed. Those pools were read again, and the
-    /// batch must be decided again. `false`: each touched pool that is not in `failed` was written.
-    /// `Err`: this replica no longer leads.
+    /// * The next try of its write is not due yet.
+    /// * Its writes have failed [`PATIENCE`] times or more, or one of them had no answer.
+    /// * Its writes have met [`CONTENDED`] conflicts or more.
     ///
-    /// A write without an answer may have been stored, and the next write would then conflict with
-    /// it. So the pool is read again when its next try is due.
-    ///
-    /// `failed`: pools that have failed in this batch. They are not written in this batch any more,
-    /// even if their next try becomes due. Otherwise the requests for all other pools might wait
-    /// for the deadline of one more write.
+    /// A pool in `failed` is read again when its next try is due, because a write without an answer
+    /// may have been stored. This batch does not write the pool any more. Otherwise, the requests
+    /// for all other pools might wait for the deadline of one more write.
     pub(super) async fn commit(&mut self, failed: &mut BTreeSet<String>) -> anyhow::Result<bool> {
         self.forget_outlived_refusals();
         let now = &rfc3339::to_second(Utc::now());
@@ -226,10 +221,12 @@ impl LedgerTask {
         false
     }
 
-    /// Makes the ledger task read the pool `name` again after `delay`. If a reread of the pool is
-    /// planned already, only the later of the two stays, for two reasons. The earlier one may come
-    /// before the next write of the pool is due, and then does not cause this write. And a failed
-    /// reread plans the next one, so both would be repeated as long as reads fail.
+    /// Makes the ledger task read the pool `name` again after `delay`. Of several planned rereads
+    /// of a pool, only the latest stays:
+    ///
+    /// * An earlier one may come before the next write of the pool is due, and then does not cause
+    ///   this write.
+    /// * Each failed reread plans another one. So two planned rereads would never become one again.
     pub(super) fn reread_later(&mut self, name: &str, delay: Duration) {
         let at = Instant::now() + delay;
         if self.rereads.get(name).is_some_and(|(planned, _)| *planned >= at) {

@@ -151,15 +151,14 @@ impl LedgerTask {
         }
     }
 
-    /// Reads two kinds of LoadBalancers from the API server, and updates their entries in `index`:
+    /// Reads these LoadBalancers from the API server, and updates their entries in `index`, because
+    /// an entry from the view may be older than the ledger:
     ///
-    /// * LoadBalancers that publish an address for which one of two ledgers names another owner:
-    ///   the stored ledger in `seen`, and the ledger in memory. They are not read if both ledgers
-    ///   name the same owner.
-    /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `index`.
-    ///
-    /// Without these reads, `index` has only entries from the view, which may be older than the
-    /// ledger.
+    /// * LoadBalancers that publish an address of the pool, if the stored ledger in `seen` or the
+    ///   ledger in memory records another owner of the address. Exception: both ledgers record the
+    ///   same owner.
+    /// * LoadBalancers with the name of an owner in the stored ledger, if the UID that this ledger
+    ///   records for the owner is not in `index`.
     async fn reread_owners(
         &self,
         seen: &PoolSeen,

@@ -117,9 +117,9 @@ impl LedgerHandle {
     /// that the address can be published, or when the LoadBalancer is a waiter. Returns at once if
     /// there is a confirmed answer for the same facts.
     ///
-    /// `exists`: whether the LoadBalancer exists now. If a waiter does not exist any more, it is
-    /// removed from the waiters. The event of its deletion may have been handled before this
-    /// request, and no later event would remove the waiter.
+    /// `exists`: whether the LoadBalancer exists now. A LoadBalancer that is a waiter and does not
+    /// exist is removed from the waiters, because the event of its deletion may have been handled
+    /// before this request.
     pub async fn claim(
         &self,
         facts: LbFacts,

@@ -132,8 +132,8 @@ impl<'a> PlanExecution<'a> {
     }
 
     /// Prints `step` if it differs from the step before it, and returns whether it differs. `Err`:
-    /// `step` has waited for longer than `longest`, and its calls do not fail. The time limit for
-    /// calls that fail is in [`Self::wait_after`].
+    /// `step` has not ended after `longest`, although no call fails. [`Self::wait_after`] has the
+    /// time limit for calls that fail.
     fn announce(&mut self, step: &TakeoverStep, state: &TakeoverState) -> anyhow::Result<bool> {
         let last = self.current.as_ref().filter(|(last, _)| last == step);
         let Some((_, since)) = last else {
