@@ -1,10 +1,10 @@
-//! Imports the addresses of kube-vip's cloud provider. [`crate::domain::pools::kube_vip_import`]
-//! decides which IPPools are created.
+//! Imports the addresses in the ConfigMap of kube-vip's cloud provider into IPPools.
+//! [`crate::domain::pools::kube_vip_import`] decides which IPPools are created.
 //!
-//! The import runs once for a cluster: an annotation on the ConfigMap marks the import as done,
-//! also for the Go controller. If the annotation is removed, the import runs again at the start of
-//! the next term. An error during the import leaves the ConfigMap unmarked. The next run then finds
-//! the pools that were created before the error.
+//! The import runs once for a cluster. Then an annotation marks the ConfigMap as imported, also for
+//! the Go controller. If the annotation is removed, the import runs again at the start of the next
+//! term. An error during the import leaves the ConfigMap unmarked. The next run then finds the
+//! pools that were created before the error.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -126,9 +126,9 @@ async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<Strin
     Ok(created)
 }
 
-/// Records in a pool which LoadBalancer had each address of the pool before. Otherwise, a
-/// LoadBalancer could get a new address in place of its former one. The ledger task merges these
-/// entries into the pool's ledger.
+/// Records in the pool's status which LoadBalancer uses each address of the pool, so that this
+/// LoadBalancer gets the same address again. Leaves out addresses that have a claim or a former
+/// owner already. A failure is only logged. `stored`: the pool as last read.
 async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     let mut tries = 0;
     let error = loop {

@@ -1,9 +1,9 @@
 //! Tasks of the leader. Every replica runs two more tasks: [`second_opinion::answer`], and
 //! [`ip_pool::keep_published`] after a restore of etcd. The decisions are in [`crate::domain`].
 //!
-//! Invariant: each task of the leader belongs to one term of leadership. A term starts from a
-//! consistent list. When the term ends, its tasks are dropped at once, without finishing their
-//! work.
+//! Invariant: each task of the leader belongs to one term of leadership. A term reads pools and
+//! LoadBalancers from consistent lists before it allocates. When the term ends, its tasks are
+//! dropped at once, without finishing their work.
 
 pub mod dhcp_agent;
 mod dhcp_lease;

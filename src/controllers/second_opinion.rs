@@ -69,9 +69,10 @@ pub(super) async fn ask(ctx: Context, prober: Prober) {
     }
 }
 
-/// State of the questions of one term. The drop withdraws the present question and the explanation
-/// of the doubt, and sets the metric of doubted backends to 0. The next renewal of the Lease
-/// removes the question from the Lease.
+/// Questions to the other replicas in one term of leadership. The drop withdraws the present
+/// question, resets the explanation of the doubt in the prober ([`Prober::explain`]), and sets the
+/// metric of doubted backends to 0. The next renewal of the Lease removes the question from the
+/// Lease.
 struct OpinionTerm {
     ctx: Context,
     prober: Prober,
@@ -189,9 +190,9 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
     }
 }
 
-/// Address and health check of a target that a question names. `None`: no EndpointSlice of the
-/// operator contains the target, or the view has no such LoadBalancer with a health check. This
-/// replica does not probe such a target, because the question alone is not trusted.
+/// Address and health check of a target that a question names. They come from this replica's views,
+/// because the question alone is not trusted. `None`: the view has no such LoadBalancer with a
+/// health check, or none of its EndpointSlices contains the target. Then the target is not probed.
 fn target(asked: &AskedTarget, views: &Views) -> Option<(IpAddr, CheckSettings)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

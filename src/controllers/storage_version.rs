@@ -5,8 +5,8 @@
 //!
 //! * `storedVersions` is shortened only if every listed object was written after the list, by this
 //!   task or by another client, or is gone.
-//! * `storedVersions` is shortened only if the CRD has not changed between a read before the list
-//!   and this write. So no object was stored in the old version after its rewrite.
+//! * `storedVersions` is shortened only if the CRD is still the one that was read before the list.
+//!   So no object was stored in the old version after its rewrite.
 //! * If an object cannot be converted, the list fails, and nothing is written.
 
 use std::time::Duration;
@@ -60,9 +60,9 @@ pub(super) async fn run(ctx: Context) {
 }
 
 /// Attempts once to rewrite all LoadBalancers in the current storage version. Returns the reason
-/// why the migration has to wait. `None`: nothing is left to do in this term. In this case, each
-/// object is stored in the CRD's storage version, or the CRD does not exist, or the API server
-/// refuses to show the CRD.
+/// why the attempt must be repeated. `None`: nothing is left to do in this term. Either each object
+/// is stored in the current storage version, or the CRD does not exist, or the API server refuses
+/// to show the CRD.
 async fn attempt(ctx: &Context) -> Result<Option<String>, CallError> {
     let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
     let crd = match crds.call_get(CRD).await {

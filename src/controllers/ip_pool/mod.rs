@@ -1,13 +1,13 @@
 //! The ledger task. While this process leads, only this task allocates and releases the addresses
 //! of pools.
 //!
-//! Requests wait in the task's mailbox. [`PoolAllocator`] has all ledgers in memory, and decides a
-//! batch of requests. One write stores all changes of the batch in a pool's ledger. A request that
-//! changes a ledger is answered when the API server has accepted the write. After a failed write,
-//! the batch is decided and written again, or the requests of this pool are refused.
+//! The LoadBalancer controller sends requests through [`LedgerHandle`]. The task has all ledgers in
+//! memory ([`PoolAllocator`]), and decides the requests in batches. One write of a stored ledger
+//! contains all its changes of a batch. A request that changes a ledger is answered when the API
+//! server has accepted the write. After a failed write of a pool, the batch is decided and written
+//! again, or the requests for this pool are refused.
 //!
-//! The LoadBalancer controller sends its requests through [`LedgerHandle`]. The ledger task makes
-//! every write of a stored ledger, with two exceptions:
+//! Only this task writes stored ledgers, with two exceptions:
 //!
 //! * [`super::kube_vip_import`] creates pools, and records the former owners of their addresses.
 //! * [`keep_published`] records claims after a restore of etcd.

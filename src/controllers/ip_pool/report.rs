@@ -73,9 +73,9 @@ impl LedgerTask {
         }
     }
 
-    /// Reports `orphans`, which pools keep because of the annotation [`ANNOTATION_KEEP_ORPHANS`]:
-    /// by one log line and one Event for each pool. A pool is reported only if its kept orphans
-    /// differ from those of the sweep before.
+    /// Reports the orphans that pools keep because of the annotation [`ANNOTATION_KEEP_ORPHANS`].
+    /// Each pool gets one log line and one Event, unless the sweep before found the same orphans in
+    /// this pool. `orphans`: the kept orphans of all pools.
     pub(super) fn report_kept(&mut self, orphans: Vec<(Claim, Owner)>) {
         let mut kept: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
         for orphan in orphans {

@@ -16,20 +16,20 @@ use crate::k8s::CallError;
 use crate::k8s::trimmed::TrimmedLb;
 
 /// Longest time for the attempts to record the published addresses. The first attempts may fail,
-/// because an API server refuses calls at its start until it has read the roles. The process does
-/// not read the Lease any more, so `/healthz` fails after a minute. The attempts end only shortly
-/// before that, because the published addresses are lost with the process.
+/// because an API server that has just started refuses calls until it has read the roles. The time
+/// must be shorter than a minute. After a minute without a read of the Lease, `/healthz` fails, and
+/// the published addresses are lost when the process is restarted.
 const PATIENCE: Duration = Duration::from_secs(50);
 /// Pause between two attempts to record the published addresses.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Value of the annotation that makes a pool keep claims without a LoadBalancer.
 const WHY: &str = "etcd was restored from a backup";
 
-/// Records the published address of each LoadBalancer that is in this replica's view but no longer
-/// in the API server. Exception: if the pool of an address is gone, or if its ledger names another
-/// LoadBalancer for the address, the address is logged and not recorded. Logs each LoadBalancer
-/// that the restore changed. Called before the process ends, whether the process leads or not. The
-/// view is from before the restore, and is lost with the process.
+/// Records the published address of each LoadBalancer that is in this replica's view, but no longer
+/// in the API server. If the pool of an address is gone, or if its ledger names another
+/// LoadBalancer for the address, the address is only logged. Also logs every other LoadBalancer
+/// that the restore changed. Called before the process ends, because the view from before the
+/// restore is lost with the process. The process need not lead.
 pub async fn keep_published(ctx: &Context) {
     if !ctx.views.is_synced() {
         tracing::warn!(

@@ -1,19 +1,22 @@
 //! Sweep: the search for claims that no LoadBalancer should have any more.
 //!
-//! * A claim is suspect if its owner is missing in the view. It is also suspect if it has no UID,
-//!   and the LoadBalancer with the owner's name holds another address of the pool. The LoadBalancer
-//!   is read from the API server. If the read confirms the suspicion, the claim is freed. A claim
-//!   whose LoadBalancer is gone stays as long as the LoadBalancer's Service exists. Pools that keep
-//!   claims without a LoadBalancer are skipped.
-//! * A LoadBalancer with several claims is reconciled, because its change to another pool may have
-//!   been interrupted.
-//! * A LoadBalancer with `ipam: dhcp` is reconciled if the allocator has a claim, a reservation, an
-//!   expected address or a waiting request of it. Its `spec.ipam` may have changed before its
-//!   status had the claim or the reason of the wait.
+//! A claim is suspect if one of these holds:
 //!
-//! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
-//! as a message. The ledger may have changed by then. So an address is freed only if it still
-//! belongs to the owner that was looked up.
+//! * The view does not contain the owner of the claim.
+//! * The owner has no UID, and the LoadBalancer with the owner's name has a claim of another
+//!   address in the pool.
+//!
+//! A suspect claim is freed if reads from the API server confirm the suspicion. Exceptions: a claim
+//! whose LoadBalancer is gone stays as long as the LoadBalancer's Service exists, and pools that
+//! keep claims without a LoadBalancer are skipped. The ledger may change during the reads, so a
+//! claim is freed only if it still belongs to the owner that was looked up.
+//!
+//! Two kinds of LoadBalancers are reconciled, which releases their superfluous claims:
+//!
+//! * LoadBalancers with several claims. A change to another pool may have been interrupted.
+//! * LoadBalancers with `ipam: dhcp` for which the allocator has a claim, a reservation, an
+//!   expected address or a waiting request. Their status need not show this, because `spec.ipam`
+//!   may have changed before the status was written.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -78,12 +81,10 @@ impl LedgerTask {
         is_orphan && self.allocator.release_claim(claim, owner)
     }
 
-    /// Reports freed claims in the metrics, in the log, and in Events of the pools that held them.
-    ///
-    /// `failed`: pools that could not be written. Their freed claims are reported after a later
-    /// write of the pool. If the pool has such a claim again by then, because the failed write was
-    /// not stored, the claim is not reported: the next sweep frees and reports it. Claims that
-    /// still wait for their report at the end of the term are not reported.
+    /// Reports freed claims in the metrics, in the log, and in Events of their pools. `failed`:
+    /// pools that could not be written. Claims of these pools are reported after a later write of
+    /// the pool. A claim is not reported if the LoadBalancer has it again by then, or if the term
+    /// ends before that write.
     pub(super) fn report_freed<'a>(
         &mut self,
         freed: impl Iterator<Item = &'a OrphanClaim>,
@@ -121,9 +122,9 @@ impl LedgerTask {
     }
 }
 
-/// Reads the LoadBalancer of each suspect claim from the API server, because the view that lacks
-/// this LoadBalancer may be older than the claim. Sends each confirmed orphan to the ledger task. A
-/// claim for which the API server gives no answer waits for the next sweep.
+/// Asks the API server which suspect claims are orphans, and sends each orphan to the ledger task.
+/// The view is not enough, because it may be older than a claim. A claim waits for the next sweep
+/// if a read for this claim fails.
 async fn look_up(client: Client, ledger: LedgerHandle, suspects: Vec<(Claim, Owner)>) {
     let asked = stream::iter(suspects).map(|(claim, owner)| confirm(&client, claim, owner));
     let mut answers = asked.buffer_unordered(LOOKUPS);
@@ -161,9 +162,9 @@ pub(super) async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Opti
     (!is_served).then(|| orphan(None))
 }
 
-/// Whether the owner's Service exists. Such a Service still uses the address. After the deletion of
-/// its LoadBalancer, a Service exists until it is garbage collected. `None`: the Service could not
-/// be read.
+/// Whether the Service of the LoadBalancer `owner` exists. Such a Service still uses the address.
+/// After the deletion of a LoadBalancer, its Service exists until it is garbage collected. `None`:
+/// the Service could not be read.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
     let service = api.call_get_opt(name).await.ok()?;

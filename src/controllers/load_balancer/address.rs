@@ -53,14 +53,11 @@ pub(super) async fn allocate(
     Ok(Allocation::Done(AddressOutcome::Pool(result)))
 }
 
-/// Releases the claim of a LoadBalancer with `ipam: dhcp`, or its waiting request, because
-/// `spec.ipam` was `pool` before. Harvester's CRD does not refuse this change. The Service is
-/// deleted first, because it asks for the claimed address. Returns whether the claim is released.
-/// `false`: a finalizer delays the deletion of the Service.
-///
-/// The status publishes the claim until the claim is released. So if the operator ends before the
-/// release, the next leader finds the claim in the status, and calls this function again. A claim
-/// that the status never published is found by the sweep ([`super::super::ip_pool`]).
+/// Releases the claim or the waiting request that a LoadBalancer with `ipam: dhcp` has from the
+/// time when `spec.ipam` was `pool`. Harvester's CRD does not refuse this change. Deletes the
+/// Service first, because the Service asks for the claimed address. Returns `false`, and releases
+/// nothing, if a finalizer delays the deletion of the Service. Fails with
+/// [`ReconcileError::Outdated`] if the object is from a view.
 async fn leave_pool(observed: &ObservedLb, ctx: &LbContext) -> Result<bool, ReconcileError> {
     let lb = &observed.lb;
     if !observed.fresh {

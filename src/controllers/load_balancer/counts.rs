@@ -1,11 +1,11 @@
 //! Delayed writes of the counts of VMs, which are `status.endpoints` and `status.backendServers`.
 //!
 //! EndpointSlices are written at once, because traffic follows them. The counts are for people,
-//! with the exception below. The delay merges the writes of several changes, for example when a
-//! node with many VMs fails. If a VM is ready again within [`DELAY`], the delay saves the writes
-//! for this VM. Without the delay, such a VM cost 1.4 times the CPU time. Also, the slowest changes
-//! of EndpointSlices (p99) took twice as long, because a reconcile waited for the write of the
-//! counts (`make bench`, part `endpoints`).
+//! with the exception below, so their write waits for [`DELAY`]. One write then covers several
+//! changes, for example when a node with many VMs fails. A VM that is ready again within the delay
+//! needs no write of the counts. Without the delay, such a VM cost 1.4 times the CPU time, and the
+//! slowest changes of EndpointSlices (p99) took twice as long, because a reconcile waited for the
+//! write of the counts (`make bench`, part `endpoints`).
 //!
 //! The exception: `backendServers` decides whether a VM keeps an address that has become the
 //! ingress address of a Service ([`backend_address::fault`]). The delay has two effects on this
@@ -19,11 +19,11 @@
 //!
 //! [`backend_address::fault`]: crate::domain::vm_backends::backend_address::fault
 //!
-//! The patch itself waits, so its write needs no further decision. With a requeue instead, a change
-//! that lasts would take one more reconcile, which costs more than the delay saves.
+//! The patch itself waits, so its write needs no reconcile. A requeue instead of the waiting patch
+//! would cost one more reconcile for each lasting change, which is more than the delay saves.
 //!
-//! Invariant: the written patch is that of the last decision. Each decision replaces or removes the
-//! waiting patch. A write first waits for its turns, and takes the patch after that. A decision
+//! Invariant: a write takes the patch of the last decision. Each decision replaces or removes the
+//! waiting patch, and a write takes the patch only after it has waited for its turns. A decision
 //! during the write may use the object from before the write. But the event of the write triggers a
 //! reconcile, which decides again.
 

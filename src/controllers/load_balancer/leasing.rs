@@ -1,15 +1,17 @@
-//! Leases addresses on the host. This module creates and maintains DHCPLeases. A DHCPLease is the
-//! record that the agent of a network serves. The record is read again before a new address is
-//! published, and before a published address is withdrawn because the view has no record. If this
-//! read fails, the reconcile fails, and the published address stays.
+//! Leases addresses on the host: creates and maintains DHCPLeases. A DHCPLease is the record that
+//! the agent of a network serves. [`super::super::dhcp_lease`] deletes the records.
 //!
-//! The record exists before the agent asks the DHCP server. The operator publishes a new address
-//! only when the record contains the address. After the deletion of the LoadBalancer and its
-//! Service, [`super::super::dhcp_lease`] deletes the record.
+//! Invariants:
 //!
-//! The events of the record trigger the reconciles of its LoadBalancer. If the view lacks the
-//! record, the LoadBalancer is reconciled again after a pause ([`UNSEEN_AGAIN`]). The view lacks
-//! records, for example, if the operator has no right to list DHCPLeases.
+//! * The record exists before the agent asks the DHCP server.
+//! * A new address is published only if the record contains the address in the API server's last
+//!   answer. The view is not enough.
+//! * If the view has no record, a published address is withdrawn only after a read of the record
+//!   from the API server. If this read fails, the reconcile fails, and the address stays.
+//!
+//! Events of the record trigger reconciles of its LoadBalancer. If the view lacks the record, the
+//! LoadBalancer is reconciled again after [`UNSEEN_AGAIN`]. For example, the operator may have no
+//! right to list DHCPLeases.
 
 use std::time::{Duration, Instant};
 
@@ -28,10 +30,10 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer::key;
 
-/// Time after the start of a term. During this time, a published address stays even if the recorded
-/// expiry of its lease has passed. The reason: while the API server was unavailable, agents could
-/// renew leases but not record the renewals. When the API server is available again, an agent needs
-/// one call for its Lease and one write to record its renewals.
+/// Time from the start of a term for which a published address stays even if the recorded expiry of
+/// its lease has passed. While the API server was unavailable, agents may have renewed leases
+/// without recording the renewals. When the API server is available again, an agent needs one call
+/// for its Lease and one write to record these renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile in two cases: another LoadBalancer has the requested DHCP client
 /// identity, or the leased address must not be published.
@@ -43,8 +45,8 @@ const UNSEEN_AGAIN: Duration = Duration::from_secs(10);
 /// DHCPLease before this time has passed.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to decide and make one change of a DHCPLease, if another client
-/// changes the DHCPLease during each attempt. The attempts are made here, not by the reconcile,
-/// because the reconcile reads the LoadBalancer again, not its DHCPLease.
+/// changes the DHCPLease during each attempt. The attempts are made here, because a repeated
+/// reconcile would read only the LoadBalancer again.
 const REPETITIONS: usize = 5;
 
 /// Leases the LoadBalancer's address on the host: creates or keeps its DHCPLease. If the announcer
@@ -188,13 +190,14 @@ async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>
 }
 
 /// Moment at which the LoadBalancer must be reconciled because the lease of its address expires. No
-/// event reports the expiry. Precondition: the call comes before [`allocate`], so that an expiry
-/// during the reconcile is not missed. `None` in these cases:
+/// event reports the expiry. If the lease has expired already, the moment is the end of
+/// [`AGENTS_RETURN`]. Precondition: the call comes before [`allocate`], so that an expiry during
+/// the reconcile is not missed. `None` in these cases:
 ///
 /// * The host leases no address for the LoadBalancer.
 /// * The view lacks the record of the lease. [`again`] handles this case.
 /// * The lease never expires, or the address stays published after the expiry.
-/// * The lease had already expired before this reconcile, and [`AGENTS_RETURN`] is over.
+/// * The lease has expired already, and [`AGENTS_RETURN`] is over.
 pub(super) fn ends_at(lb: &LoadBalancer, ctx: &LbContext) -> Option<Instant> {
     if facts::wants_pool(lb) {
         return None;
@@ -207,8 +210,8 @@ pub(super) fn ends_at(lb: &LoadBalancer, ctx: &LbContext) -> Option<Instant> {
     Instant::now().checked_add(left + Duration::from_millis(10))
 }
 
-/// Time until the LoadBalancer is reconciled again, if no event reports the next change of its
-/// leased address, or the end of the obstacle in `outcome`. `None`: an event reports this, or the
+/// Time until the LoadBalancer must be reconciled again without an event. `None`: an event will
+/// report the next change of its leased address or the end of the obstacle in `outcome`, or the
 /// host does not lease the address. `is_unseen` returns whether the view lacks the LoadBalancer's
 /// DHCPLease.
 pub(super) fn again(

@@ -1,16 +1,18 @@
 //! Reconciles LoadBalancers: publishes the address of each, or the reason why it has no address.
 //!
-//! A reconcile observes, allocates an address, serves, publishes and reports, in this order. If a
-//! write conflicts, because the LoadBalancer, its Service or one of its EndpointSlices has changed
-//! meanwhile, the reconcile begins again with the current objects.
+//! A reconcile observes, allocates an address, serves, publishes and reports, in this order. A
+//! write conflicts if the LoadBalancer, its Service or one of its EndpointSlices has changed
+//! meanwhile. The reconcile then begins again with the current objects.
 //!
-//! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices. The
-//! exceptions are the rewrite without a change by [`super::storage_version`], and the condition
-//! that [`crate::k8s::other_controller`] writes while the Go controller holds the Lease.
-//! [`super::ip_pool`] writes the ledgers. An address of a pool is published only after the ledger
-//! has answered. A claim is released only when no Service requests its address any more. The
-//! finalizer is removed only after the ledger has released the claim. An address that the host
-//! leases by DHCP is published from its DHCPLease.
+//! Invariants:
+//!
+//! * Only this module writes LoadBalancers, their Services and their EndpointSlices. Two
+//!   exceptions: [`super::storage_version`] rewrites LoadBalancers without a change, and
+//!   [`crate::k8s::other_controller`] writes a condition while the Go controller holds the Lease.
+//! * An address of a pool is published only after the ledger has answered.
+//! * An address that the host leases by DHCP is published from its DHCPLease.
+//! * A claim is released only when no Service requests its address any more.
+//! * The finalizer is removed only after the ledger has released the claim.
 
 mod address;
 mod counts;
@@ -51,8 +53,8 @@ use crate::turns::{CallerTurn, Turns};
 const WRITES_AT_ONCE: usize = 8;
 /// Maximum number of concurrent writes in addition to [`WRITES_AT_ONCE`]. The additional writes are
 /// reserved for LoadBalancers without an address and for deleted LoadBalancers, because a guest
-/// waits for these writes. Each write uses a connection of its own, and more connections do not
-/// make an API server faster.
+/// waits for these writes. More would not help: each write uses a connection of its own, and more
+/// connections do not make an API server faster.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
 /// Maximum number of large LoadBalancers ([`LbTrimming::large`]) that are served, published or
 /// finalized at the same time. A greater number would not finish them earlier, but would leave the
@@ -68,13 +70,13 @@ const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Largest number of reconciles of one LoadBalancer that may run without delay, after a pause
-/// without reconciles. The pause is this number times [`RECONCILE_EVERY`]. From its creation to its
-/// announcement, a LoadBalancer needs fewer reconciles.
+/// Largest number of reconciles of one LoadBalancer that may run without delay. A LoadBalancer has
+/// the full number again after a pause of this number times [`RECONCILE_EVERY`]. From its creation
+/// to its announcement, a LoadBalancer needs fewer reconciles.
 const RECONCILES_AT_ONCE: u32 = 20;
-/// Interval between the reconciles of a LoadBalancer that changes all the time, after its first
-/// [`RECONCILES_AT_ONCE`]. The interval delays a reconcile, and with it the writes of the
-/// EndpointSlices and of the Service, by at most this time.
+/// Minimum interval between the reconciles of a LoadBalancer that changes all the time, after its
+/// first [`RECONCILES_AT_ONCE`]. A reconcile, with its writes of EndpointSlices and Service, is
+/// delayed by at most this time.
 const RECONCILE_EVERY: Duration = Duration::from_secs(1);
 /// Time from the start of a term until the operator reports that the list of VMs is missing. The
 /// list is normally there before this time. A missing list may mean that KubeVirt is not installed.
@@ -246,19 +248,18 @@ struct ServingOutcome {
     ///
     /// * Guest load balancers.
     /// * LoadBalancers whose finalizer or published address is not stored yet.
-    /// * LoadBalancers without an address, if their Service is gone. Also if their status shows no
-    ///   address of a former Service, and no Service of theirs is being deleted.
+    /// * LoadBalancers without an address, if no former Service of theirs is left.
     report: Option<ServingStatus>,
     /// Time until the next reconcile because of the Service. `None`: an event will report the next
     /// change of the Service.
     again: Option<Duration>,
 }
 
-/// Reconciles the observed object. If the view is not enough, or after a conflict, reads the object
-/// from the API server and reconciles it again.
+/// Reconciles the LoadBalancer `seen`. If the view is not enough, or after a conflict, reads the
+/// LoadBalancer from the API server and reconciles it again, in at most [`REPETITIONS`] passes.
 ///
-/// An object that changes all the time is reconciled later, once for all changes until then, so
-/// that its tenant does not delay the others.
+/// The reconcile of a LoadBalancer that changes all the time is delayed ([`RECONCILE_EVERY`]), so
+/// that its tenant does not delay other tenants.
 async fn reconcile_until_settled(
     seen: Arc<LoadBalancer>,
     ctx: Arc<LbContext>,
@@ -332,8 +333,8 @@ async fn reconcile(
 
 /// Removes Service, claim and finalizer, in this order. Returns the time until the next pass if a
 /// finalizer delays the deletion of the Service, otherwise `None`. The deletion event of the
-/// Service triggers a pass earlier. But if a user has removed the operator's label from the
-/// Service, there is no such event.
+/// Service triggers a pass earlier, unless a user has removed the operator's label from the
+/// Service.
 async fn withdraw(
     observed: ObservedLb,
     ctx: &LbContext,
@@ -379,9 +380,9 @@ async fn observe_again(
     }))
 }
 
-/// Releases the address of a LoadBalancer that was deleted between claim and publication. The
-/// deletion event may have come before the claim. Without this release, only a sweep would then
-/// release the address. Removes the waiting counts too: the deletion event triggers no reconcile.
+/// Releases the claim and removes the waiting counts of a LoadBalancer that was deleted during its
+/// reconcile. The deletion event is not enough: it may have been handled before the claim was made,
+/// and it triggers no reconcile.
 async fn give_back(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<Duration>, ReconcileError> {
     ctx.counts.discard(&facts::name(lb));
     let owner = facts::owner(lb);

@@ -19,10 +19,9 @@ use crate::k8s::CallError;
 /// status. A change of only the counts of VMs is written later. Returns whether the status has
 /// changed.
 ///
-/// The API server drops `status.endpoints` if it has the schema of Harvester's CRD. The first write
-/// without an effect shows that the field is dropped. From then on, no write is made only to add
-/// the field. A write with other changes still contains the field. If the API server has the schema
-/// of the operator's CRD by then, such a write stores the field.
+/// With the schema of Harvester's CRD, the API server drops `status.endpoints`. After the first
+/// write without an effect, no write in this term is made only to add this field. Writes with other
+/// changes still contain the field, in case the schema of the operator's CRD is back.
 pub(super) async fn publish(
     observed: &ObservedLb,
     served: &ServingOutcome,

@@ -77,11 +77,11 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     }
 }
 
-/// Logs the VMs that were refused as backends because they report an address of the cluster itself,
-/// each with the object that has the address, such as a node or a Service. Logs them only if the
-/// write of the LoadBalancer's status has changed the condition Ready, which names these VMs. The
-/// condition and the Event do not name the object, because it may be another tenant's. `lb`: the
-/// LoadBalancer as it was before the write.
+/// Logs the VMs that were refused as backends because they report an address of the cluster itself.
+/// Each log line names the object that has the address, such as a node or a Service. The condition
+/// and the Event do not name the object, because it may be another tenant's. Logs nothing if the
+/// write of the status did not change the condition Ready. `lb`: the LoadBalancer as it was before
+/// the write.
 fn log_refused(lb: &LoadBalancer, served: &ServingOutcome) {
     let ServingOutcome { outcome, report, .. } = served;
     let (_, ready) = status::address_and_ready(lb, outcome, report.as_ref());

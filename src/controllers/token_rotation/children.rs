@@ -1,9 +1,11 @@
 //! Maintains the children of a TokenRotation whose target is all cloud credentials of an API key's
 //! user.
 //!
-//! Invariants: no child is created or deleted before Rancher has listed the cloud credentials. A
-//! deletion names the observed UID of the child, and a change names its observed version. So no
-//! newer object of that name is deleted or changed.
+//! Invariants:
+//!
+//! * No child is created or deleted before Rancher has listed the cloud credentials.
+//! * A deletion requires the observed UID of the child, and a change requires its observed version.
+//!   So no newer object of that name is deleted or changed.
 
 use std::collections::BTreeMap;
 

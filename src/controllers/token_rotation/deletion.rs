@@ -72,9 +72,10 @@ impl RotationRun<'_> {
         Ok(())
     }
 
-    /// Reports that the operator has no rights in the TokenRotation's namespace. If the
-    /// TokenRotation is being deleted, reports the credentials that are not revoked, and removes
-    /// the finalizer. Returns the time until the next reconcile.
+    /// Handles a TokenRotation in whose namespace the operator has no rights. If the TokenRotation
+    /// is being deleted, reports the credentials that are not revoked, and removes the finalizer.
+    /// Otherwise reports the missing rights in the condition Ready. Returns the time until the next
+    /// reconcile.
     pub(super) async fn report_missing_rights(&mut self) -> Result<Duration, CallError> {
         if self.plan.deleting.is_some() {
             self.report_left_behind();

@@ -1,12 +1,15 @@
 //! Reconciles TokenRotations, and decides which of them must be reconciled, and when.
 //!
 //! The recorded state, in the status of a rotation, is evaluated first. The rotation and its target
-//! are read from their servers only in two cases: the state requires a step, or an object that the
-//! rotation depends on has changed. A Rancher reports no change, so the Rancher is also read every
-//! five minutes.
+//! are read from their servers only if this state requires a step, or if an object that the
+//! rotation depends on has changed. Exception: a rotation with a Rancher is also read every five
+//! minutes, because a Rancher reports no change.
 //!
-//! Invariants: few rotations are reconciled at the same time. Few begin to replace their credential
-//! in one second, however many are due, unless an annotation requests it.
+//! Invariants:
+//!
+//! * At most [`MOST_CONCURRENT`] rotations are reconciled at the same time.
+//! * Rotations begin to replace their credentials at least [`TURN_INTERVAL`] apart, however many
+//!   are due. A replacement that an annotation requests begins at once.
 
 mod children;
 mod deletion;
@@ -278,12 +281,11 @@ impl RotationContext {
     }
 
     /// Remaining time of the pause that [`Self::set_resting`] recorded. `None`: no pause was
-    /// recorded, the pause is over, or the rotation is newer than the recorded version. Because of
-    /// the pause, the events of this process's own writes trigger no reconcile.
+    /// recorded, the pause is over, or the rotation is newer than the recorded version.
     ///
-    /// Correctness does not need this pause, because each reconcile reads the TokenRotation and the
-    /// target again before it decides. But [`Self::idle_time`] is `None` with a Rancher. So without
-    /// the pause, each write of the status would cause another read of the Rancher at once.
+    /// The pause only saves reads of a Rancher. [`Self::idle_time`] is always `None` with a
+    /// Rancher. So without the pause, the event of each write of the status by this process would
+    /// cause another read of the Rancher.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
         let resting = lock(&self.resting);

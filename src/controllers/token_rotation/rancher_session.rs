@@ -1,10 +1,10 @@
 //! Session with the Rancher that a spec names: its URL, its certificate authorities, the present
-//! API key, and the state read from it.
+//! API key, and the state that was read from the Rancher.
 //!
 //! Invariants:
 //!
 //! * The key is read before each session, so that a renewed key is used at once.
-//! * The time is that of Rancher's clock, unless another issuer makes the credentials.
+//! * Decisions use the clock of the issuer: of Rancher, or of this cluster's API server.
 //! * Without Rancher's answer, no credential is made or published.
 
 use kube::ResourceExt as _;
@@ -138,10 +138,9 @@ pub(super) async fn open(
     Ok(RancherSession { issuer, issued, view: None, key, url, unread: 0, listed: Vec::new() })
 }
 
-/// Reason why the cloud credential `credential` must not get tokens of `user`, the API key's user.
-/// The only such reason: another user owns the cloud credential, and the spec does not allow
-/// another owner. `None`: there is no such reason, or this TokenRotation puts no token of `user`
-/// into the cloud credential.
+/// Reason why the cloud credential `credential` must not get tokens of `user`, the API key's user:
+/// another user owns the cloud credential, and the spec does not allow this. `None`: the cloud
+/// credential may get them, or this TokenRotation puts no token of `user` into it.
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,
@@ -204,9 +203,9 @@ impl RancherSession {
         Ok(read)
     }
 
-    /// Adds to the content of a target Secret the expiry and validity of its tokens. These facts
-    /// come from Rancher, because Rancher's tokens do not contain them. `token`: the token in the
-    /// target.
+    /// Adds the expiry and validity of tokens to `read`, the content of a target Secret. These
+    /// facts come from Rancher, because Rancher's tokens do not contain them. `token`: the token in
+    /// the target.
     pub(super) async fn add_rancher_facts(
         &self,
         rotation: &TokenRotation,

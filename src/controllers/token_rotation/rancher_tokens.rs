@@ -62,9 +62,9 @@ impl RotationRun<'_> {
         Ok(issuer.mint(issued, name, self.plan.lifetime, self.scope().as_deref()).await?)
     }
 
-    /// Tests a token at Rancher, and at the server where the target's users send it. All calls are
-    /// repeated, because any of them may reach a replica of Rancher that does not have the token
-    /// yet.
+    /// Tests a token at Rancher, and at the server where the target's users send it. For a cloud
+    /// credential, tests the token's rights as well. If a call fails, all calls are repeated,
+    /// because any of them may reach a replica of Rancher that does not have the token yet.
     pub(super) async fn verify_rancher_token(&self, token: &SecretText) -> Result<(), StepFault> {
         let (RancherSession { issuer, .. }, scope) = (self.session()?, self.scope());
         let deadline = Instant::now() + TEST_DEADLINE;

@@ -4,9 +4,9 @@
 //! * The TokenRotations whose status depends on another TokenRotation.
 //! * The precedence of one of two TokenRotations for the same credential.
 //!
-//! Invariant: a credential counts as replaced only if a TokenRotation replaces the credential and
-//! has observed it. Such a TokenRotation reports a failed replacement. So a TokenRotation that only
-//! watches the credential need not report that the credential expires soon.
+//! Invariant: a credential counts as replaced only if a TokenRotation has observed the credential
+//! and will replace it. This TokenRotation reports a failed replacement. So a TokenRotation that
+//! only watches the credential need not report that the credential expires soon.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -160,8 +160,8 @@ impl RotationRun<'_> {
     }
 
     /// Writes the condition Ready of a rotation that had no step to do at the time `decided`, or
-    /// that waits for its turn. `until`: time of the rotation's next step. `None`: no step is
-    /// planned. Returns the time until the next reconcile.
+    /// that waits for its turn. Returns the time until the next reconcile. `until`: time of the
+    /// rotation's next step; `None` if no step is planned.
     pub(super) async fn wait(
         &mut self,
         until: Option<Seconds>,

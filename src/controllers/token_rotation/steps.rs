@@ -135,9 +135,11 @@ impl RotationRun<'_> {
         Ok(None)
     }
 
-    /// Time until this rotation may begin to replace its credential. `None`: the rotation need not
-    /// wait. Only [`StateChange::Named`] begins a replacement. A replacement that an annotation
-    /// requests does not wait for a turn.
+    /// Time until this rotation may begin to replace its credential. `None` in these cases:
+    ///
+    /// * `change` does not begin a replacement. Only [`StateChange::Named`] does.
+    /// * An annotation requested the replacement.
+    /// * The rotation's turn has come.
     fn time_until_turn(&self, change: StateChange, next: &RotationState) -> Option<Duration> {
         if change != StateChange::Named || next.is_asked() {
             return None;

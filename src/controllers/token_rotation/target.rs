@@ -1,8 +1,8 @@
 //! Target of a TokenRotation: a Secret of this cluster, a cloud credential of a Rancher, or all
 //! cloud credentials of an API key's user.
 //!
-//! Invariant: each write names the version of the target that is replaced. The target is read again
-//! after the write.
+//! Invariants: a write fails if the target has another version than the one to be replaced. The
+//! target is read again after each write.
 
 use kube::ResourceExt as _;
 
@@ -85,9 +85,8 @@ impl RotationRun<'_> {
         self.rotation.spec.target.cloud_credential.is_some()
     }
 
-    /// Rights that Rancher's node driver needs and a new token lacks, in words. `rights`: the
-    /// rights of the token. `None`: no right is missing, or the rights are unknown, which is
-    /// logged.
+    /// Rights that Rancher's node driver needs and a new token lacks, in words. `None`: no right is
+    /// missing, or the rights are unknown, which is logged. `rights`: the rights of the token.
     pub(super) fn missing_rights(&self, rights: TokenRights) -> Option<String> {
         match rights {
             TokenRights::Enough => None,
@@ -111,9 +110,9 @@ impl RotationRun<'_> {
         Some(ServerEndpoint { server, authority, server_name: None, insecure: false })
     }
 
-    /// Writes the unpublished credential into the target. The write is refused if the target's
-    /// version is not the recorded one. `keep`: whether a cloud credential keeps the old credential
-    /// beside the new one.
+    /// Writes the unpublished credential into the target, and reads the target again. If another
+    /// party has changed the target since the decision, nothing is written, and the result is `Ok`.
+    /// `keep`: whether a cloud credential keeps the old credential beside the new one.
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), StepFault> {
         let Some(UnpublishedToken { credential, text: Some(token) }) = self.unpublished() else {
             self.keep_unpublished(None);

@@ -67,9 +67,13 @@ impl RotationRun<'_> {
 }
 
 /// Checks the token in use, if a check is due. Returns the time until the next check, or
-/// `Duration::MAX` if no check is scheduled. `None`: a reconcile is required. Either the state of
-/// the token has changed, or the Rancher does not accept the API key, or the spec and its Secrets
-/// give no access to the Rancher. A Rancher that does not answer requires no reconcile.
+/// `Duration::MAX` if no check is scheduled. A Rancher that does not answer requires no reconcile.
+/// `None`: a reconcile is required, for one of these reasons:
+///
+/// * The state of the token has changed, or Rancher does not show the token to the API key any
+///   more.
+/// * The Rancher does not accept the API key.
+/// * The spec and its Secrets give no access to the Rancher.
 pub(super) async fn check_if_due(
     context: &RotationContext,
     rotation: &TokenRotation,

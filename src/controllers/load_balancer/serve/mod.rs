@@ -4,13 +4,12 @@
 //!
 //! * Slices are written before the Service, because kube-vip 1.2 does not announce a Service
 //!   without endpoints.
-//! * A Service of another address family is deleted before its slices are replaced. Without slices,
-//!   the announcing node itself would answer at the Service's address. Until the Service is gone,
-//!   its slices follow the VMs.
+//! * If the Service has another address family than the wanted one, the Service is deleted before
+//!   its slices are replaced. Until the Service is gone, its slices follow the VMs. Without slices,
+//!   the announcing node itself would answer at the Service's address.
 //! * No object of another owner is written. If the Service has another owner, no slice is written
 //!   either.
-//! * The LoadBalancer's own Service is deleted before its slices. The slices are deleted only when
-//!   the Service is gone.
+//! * The slices of the LoadBalancer's own Service are deleted only when the Service is gone.
 
 mod service;
 mod settings;
@@ -76,13 +75,14 @@ impl From<CallError> for WriteObstacle {
     }
 }
 
-/// Writes Service and EndpointSlices of a vm load balancer that has an address. Without an address,
-/// deletes the Service. `None`: the VMs were not listed yet, and [`super::VMS_WITHIN`] has not
-/// passed.
+/// Writes or deletes the Service and the EndpointSlices, depending on the LoadBalancer. `None`: the
+/// VMs were not listed yet, and [`super::VMS_WITHIN`] has not passed. The cases:
 ///
-/// The guest itself serves a guest load balancer. If the type of such a LoadBalancer was vm before,
-/// its former Service is deleted. Nothing is done for a vm load balancer whose finalizer or
-/// published address is not stored yet.
+/// * A vm load balancer that has an address, or whose announcer leases one: both are written, if
+///   the finalizer and the published address are stored already.
+/// * Another vm load balancer: the Service is deleted.
+/// * A guest load balancer, which the guest itself serves: if the type was vm before, the former
+///   Service is deleted.
 pub(super) async fn serve(
     lb: &LoadBalancer,
     outcome: AddressOutcome,
@@ -118,10 +118,10 @@ pub(super) async fn serve(
     Ok(Some(ServingOutcome { outcome, report: Some(report), again }))
 }
 
-/// Time until the next reconcile of a LoadBalancer with this Service. `had_others`: whether the
-/// Service had another address than the claimed one before this reconcile. `has_vms`: whether the
-/// VMs were listed. If they were not, no reconcile changes the Service, and the end of the list
-/// triggers a reconcile. `None`: an event will report each change.
+/// Time until the next reconcile of a LoadBalancer with this Service. `None`: an event will report
+/// each change. `had_others`: whether the Service had an address other than the claimed one before
+/// this reconcile. `has_vms`: whether the VMs were listed. Until they are listed, no reconcile
+/// changes the Service, and the completion of the list triggers a reconcile. So the time is long.
 fn again(service: &ServiceState, had_others: bool, has_vms: bool) -> Option<Duration> {
     match service {
         // No watch event reports a change of a foreign Service, or that the API server would accept
@@ -138,10 +138,10 @@ fn again(service: &ServiceState, had_others: bool, has_vms: bool) -> Option<Dura
     }
 }
 
-/// Ends the health checks of the VMs, and deletes the Service of a LoadBalancer that has no
-/// address. The LoadBalancer may have had an address, and lost it to a LoadBalancer whose claim has
-/// precedence. While a finalizer delays the deletion, the Service may still be announced, and
-/// `status.address` still shows its address. So the DHCPLease of this address stays.
+/// Ends the health checks of the VMs, and deletes the Service of a vm load balancer that has no
+/// address now. While a finalizer delays the deletion, the result has a report, so that
+/// `status.address` keeps the address at which the Service is announced. Because of this field, the
+/// DHCPLease of a leased address stays too.
 async fn end_service(
     lb: &LoadBalancer,
     outcome: AddressOutcome,
@@ -157,17 +157,17 @@ async fn end_service(
 }
 
 /// Deletes the Service, and then the slices, that a guest load balancer still has because its type
-/// was vm before. Harvester's CRD does not refuse a change of the type. While a finalizer delays
-/// the deletion of the Service, the ledger keeps the claims of the Service's addresses. In this
-/// case, the slices stay until the LoadBalancer is deleted. Without a Service, they lead nowhere.
+/// was vm before. Harvester's CRD does not refuse a change of the type. If a finalizer delays the
+/// deletion of the Service, the slices stay until the LoadBalancer is deleted. Without a Service,
+/// they lead nowhere.
 async fn end_former_service(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
     let is_served = ServiceTarget::new(lb, ctx).own().is_some();
     if is_served { withdraw(lb, ctx).await.map(drop) } else { Ok(()) }
 }
 
-/// Writes Service and EndpointSlices where they differ from the desired ones. If the VMs are not
-/// listed when [`super::VMS_WITHIN`] has passed, writes nothing, and returns the addresses of the
-/// Service. `None`: the VMs were not listed yet, and that time has not passed.
+/// Writes Service and EndpointSlices where they differ from the desired ones. If the VMs were not
+/// listed yet, writes nothing. Then the result is `None` until [`super::VMS_WITHIN`] has passed,
+/// and after that a status with the present addresses of the Service.
 async fn announce(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,
@@ -266,8 +266,8 @@ async fn announce(
 }
 
 /// Whether the LoadBalancer may have a Service of the operator. A tenant may have changed the type
-/// of the LoadBalancer, and removed the label by which the Service is watched. Such a Service is
-/// found by its slices, because they exist until it is gone.
+/// of the LoadBalancer, and removed the label by which the Service is watched. Then its slices show
+/// the Service, because they exist until it is gone.
 pub(super) fn may_be_served(lb: &LoadBalancer, ctx: &LbContext) -> bool {
     let (views, owner) = (&ctx.shared.views, facts::owner(lb));
     listeners::is_vm(lb) || views.is_served(&owner) || views.has_slices(&owner)
@@ -287,10 +287,9 @@ pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool,
 }
 
 /// Deletes the Service of a LoadBalancer that has no address at present, or loses its address.
-/// Keeps the settings of users for the next Service, which is created when the LoadBalancer has an
-/// address again. Returns whether the Service is gone. `false`: a finalizer delays the deletion.
-/// The health checks of the VMs go on until the Service is gone, because its slices may follow the
-/// VMs.
+/// Keeps the settings of users for the next Service. Returns whether the Service is gone. `false`:
+/// a finalizer delays the deletion. This function ends the health checks of the VMs only when the
+/// Service is gone, because its slices may follow the VMs until then.
 pub(super) async fn suspend(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
     let is_gone = at.remove_service(KeptSettings::Kept).await?;
@@ -368,8 +367,9 @@ impl<'a> ServiceTarget<'a> {
     }
 
     /// Finds the VMs behind the LoadBalancer, and sets or removes their health checks. Field 0: the
-    /// VMs, with address and health. Field 1: the reason why no check is possible; all VMs then count
-    /// as healthy. `None`: checks are possible, or not wanted.
+    /// VMs, with address and health. Without health checks, all VMs count as healthy. Field 1: the
+    /// reason why the wanted checks are not possible. `None`: they are possible, or no checks are
+    /// wanted.
     ///
     /// `network` and `family`: network and family of a VM's address. An empty network means any.
     /// `address`: address of the LoadBalancer itself, which no VM may have.

@@ -112,9 +112,8 @@ impl ServiceTarget<'_> {
         Err(self.unsettled("Service").into())
     }
 
-    /// State of a Service whose deletion is not complete. The deletion event of the Service triggers
-    /// the next reconcile. A Service without the operator's label has no such event, so the next
-    /// reconcile comes after `LONGEST_DELAY` at the latest.
+    /// State of a Service whose deletion is not complete. Contains the finalizer that delays the
+    /// deletion, if the view has one.
     pub(super) fn waiting(&self) -> ServiceState {
         ServiceState::Waiting(self.stored().and_then(|stored| stored.finalizer))
     }

@@ -21,9 +21,10 @@ pub(super) enum KeptSettings {
 }
 
 impl ServiceTarget<'_> {
-    /// Writes the settings of the Service to one of its slices. Returns the version of the Service
-    /// from which the settings were read. Only this version may be deleted. `None`: the Service of
-    /// this UID is gone.
+    /// Writes the settings of users on the Service with this UID to one of its slices. Returns the
+    /// Service as it was read for this write. Only this version may be deleted. `None`: the Service
+    /// with this UID is gone. Settings that cannot be stored are lost, which is logged, unless a
+    /// retry may succeed (`Err`).
     pub(super) async fn keep_settings(
         &self,
         uid: &str,
@@ -83,9 +84,9 @@ impl ServiceTarget<'_> {
         Ok(self.stored())
     }
 
-    /// Creates the Service, with the settings of users from the deleted Service. The slices store
-    /// these settings. If the API server refuses this Service, a second try asks for no particular
-    /// cluster IPs and node ports.
+    /// Creates the Service, with the settings of users that the slices have stored from the deleted
+    /// Service. If the API server refuses this Service, a second try asks for no particular cluster
+    /// IPs and node ports.
     pub(super) async fn create_service(&self, service: Value) -> Result<FullService, CallError> {
         let settings = self.settings().await?;
         let writer = &self.ctx.shared.writer;
@@ -121,8 +122,8 @@ impl ServiceTarget<'_> {
     }
 
     /// Writes `settings` into the annotation [`SETTINGS`] of the first slice for which `is_so`
-    /// returns `true`. The argument of `is_so` says whether the slice holds settings. Null removes
-    /// the annotation. Returns `false` if `is_so` returns `true` for no slice.
+    /// returns `true`. Returns `false` if there is no such slice. `settings`: null removes the
+    /// annotation. The argument of `is_so` says whether the slice has settings.
     async fn annotate_slice(
         &self,
         is_so: impl Fn(bool) -> bool,

@@ -1,15 +1,17 @@
 //! Life cycle of admission's serving certificates and of the certificate authorities that sign
-//! them: when each is made, trusted, used and removed.
+//! them: when each is made, trusted, used and removed. The API server trusts an authority by the
+//! two webhook configurations and by the conversion configuration in LoadBalancer's CRD.
 //!
 //! Invariants:
-//! * A replica begins to serve the stored certificate only after the webhook configurations make
-//!   the API server trust that certificate's authority. The exception is a replica without a valid
-//!   and trusted certificate: it serves the stored certificate at once.
-//! * The next authority signs only after every configuration has trusted it for a while.
+//! * A replica with a valid and trusted certificate begins to serve the stored certificate only
+//!   after every webhook and conversion configuration trusts the stored certificate's authority.
+//!   Any other replica serves the stored certificate at once.
+//! * The next authority signs only after every such configuration has trusted it for a while.
 //! * An authority that has signed a certificate stays trusted until the authority has expired.
 //!   Exception: the Secret keeps at most 8 previous authorities.
 //!
-//! So the API server still accepts the certificate of a replica that learns of a change late.
+//! By these invariants, the API server still accepts the certificate of a replica that learns of a
+//! change late.
 //!
 //! Times are offsets from the Unix epoch. The caller makes the keys and carries out the steps.
 
@@ -28,7 +30,7 @@ pub const BACKDATED: Duration = DAY.saturating_mul(730);
 /// third of its lifetime is left.
 const DUE_PART: u32 = 3;
 /// Shortest time that API servers get to learn of a new authority. The time begins when this
-/// replica has observed that every webhook configuration trusts the authority.
+/// replica has observed that every webhook and conversion configuration trusts the authority.
 pub const SETTLING: Duration = Duration::from_secs(2);
 /// Longest time that API servers get to learn of a new authority. The time is shorter if the
 /// present authority or the serving certificate expires soon.
@@ -67,8 +69,8 @@ pub struct StoredCertificate {
 pub struct CertificateSecret {
     /// Present authority: it signs serving certificates now.
     pub ca: StoredAuthority,
-    /// Authority that will sign next, after every webhook configuration trusts this authority.
-    /// `None`: no such authority was made yet.
+    /// Authority that will sign next, after every webhook and conversion configuration trusts this
+    /// authority. `None`: no such authority was made yet.
     pub next: Option<StoredAuthority>,
     /// Serving certificate. `None`: none is stored.
     pub serving: Option<StoredCertificate>,
@@ -91,9 +93,9 @@ pub struct StepInput<'a> {
     pub early: Duration,
     /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
-    /// Duration for which every webhook configuration has been observed to trust the next
-    /// authority. `None`: at least one configuration does not trust the next authority, or there is
-    /// no next authority.
+    /// Duration for which every webhook and conversion configuration has been observed to trust the
+    /// next authority. `None`: at least one configuration does not trust the next authority, or
+    /// there is no next authority.
     pub trusted_for: Option<Duration>,
 }
 
@@ -116,8 +118,8 @@ pub enum CertificateStep {
     Switch,
     /// Remove previous authorities that have expired.
     Forget,
-    /// Write nothing before this time, unless the Secret or a webhook configuration changes. The
-    /// time counts from the Unix epoch.
+    /// Write nothing before this time, unless the Secret, a webhook configuration or the conversion
+    /// configuration changes. The time counts from the Unix epoch.
     Wait(Duration),
 }
 
@@ -163,21 +165,24 @@ pub fn serving_end(now: Duration, ca: Duration) -> Duration {
     (now + SERVING_LIFE).min(ca)
 }
 
-/// Whether this replica must start to serve the stored certificate:
-/// * at once, if the certificate that it serves now is not valid or not trusted (`ours` is false);
-/// * otherwise, when every webhook configuration has trusted the authority of the stored
-///   certificate for [`SETTLING`]. `trusted_for`: time of this trust so far. `None`: at least one
-///   configuration does not trust that authority.
+/// Whether this replica must start to serve the stored certificate now. `true` in these cases:
+/// * the certificate that it serves now is not valid or not trusted (`ours` is false);
+/// * every webhook and conversion configuration has trusted the authority of the stored certificate
+///   for [`SETTLING`].
+///
+/// `trusted_for`: time of this trust so far. `None`: a configuration does not trust the authority.
 pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Whether a replica that has just started may report that it is ready for calls:
-/// * at once, if no webhook configuration calls the operator (`registered` is false). The API
-///   server then sends no calls, and the operator registers admission only when a replica is ready;
-/// * otherwise, when every configuration has trusted the authority of the replica's certificate for
-///   [`SETTLING`]. `trusted_for`: time of this trust so far. `None`: at least one configuration
-///   does not trust that authority.
+/// Whether a replica that has just started may report that it is ready for calls. `true` in these
+/// cases:
+/// * no webhook configuration calls the operator (`registered` is false), so the API server sends
+///   no admission requests. The operator registers admission only when a replica is ready;
+/// * every webhook and conversion configuration has trusted the authority of the replica's
+///   certificate for [`SETTLING`].
+///
+/// `trusted_for`: time of this trust so far. `None`: a configuration does not trust the authority.
 pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }

@@ -1,4 +1,4 @@
-//! Fields that admission fills in. So a stored object shows:
+//! Fields that admission fills in, so that a stored object has:
 //! * the values that the selectors of pools match;
 //! * all settings of its health check, if the check has a port;
 //! * the claim that it had before it was restored from a backup.
@@ -18,11 +18,14 @@ use api::{
 const HEALTH_DEFAULTS: [(&str, i32); 4] =
     [("successThreshold", 1), ("failureThreshold", 3), ("periodSeconds", 5), ("timeoutSeconds", 3)];
 
-/// Overwrites the annotations for namespace and project with the values of the object's own
-/// namespace. If the namespace is in no project, the annotation for the project is removed. If the
-/// project is not known, this annotation stays. Warns if the client newly sent another value. In a
-/// guest's LoadBalancer, also sets the annotations for network and cluster, if they are unset and
-/// their values are known.
+/// Sets these annotations:
+/// * namespace: the object's own namespace;
+/// * project: the project of this namespace. If the namespace is in no project, the annotation is
+///   removed. If the project is not known, the annotation stays;
+/// * network and cluster: only in a guest's LoadBalancer, if they are unset and their values are
+///   known.
+///
+/// Warns if the client newly sent another value for namespace or project.
 pub(super) fn annotations(
     object: &mut Value,
     request: &AdmissionRequest<'_>,
@@ -87,8 +90,7 @@ fn if_silent(given: &mut Map<String, Value>, key: &str, value: Option<Value>) {
 }
 
 /// Fills in the defaults of a VM load balancer's health check, if the check has a port. Warns if a
-/// default was filled in. There is no warning if the stored object (`old`) already has the
-/// resulting health check.
+/// default was filled in, unless the stored object (`old`) already has the resulting health check.
 pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut AdmissionAnswer) {
     let vm =
         object.pointer("/spec/workloadType").is_none_or(|type_| is_blank(type_) || type_ == "vm");

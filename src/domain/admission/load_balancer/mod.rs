@@ -159,14 +159,16 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
     finish(answer)
 }
 
-/// Refuses an object that has lost fields of the spec because they did not fit into v1alpha1. Also
-/// refuses annotations that leave no room for the names of lost fields: a loss without the names
-/// would not be noticed.
+/// Refuses requests by which fields of the spec would be lost. An annotation carries the fields
+/// that v1alpha1 lacks, but only the names of fields that do not fit ([`annotations::lost`]). Two
+/// refusals:
+/// * The annotation names lost fields. Exception: a request in v1beta1, if the stored object has
+///   lost the same fields.
+/// * The other annotations leave no room for the names of lost fields, so that a loss would not be
+///   noticed. Exception: a request in v1beta1 that does not enlarge the other annotations.
 ///
-/// Exception: a request in v1beta1 is admitted if the stored object has lost the same fields, and
-/// if the request does not enlarge the annotations. There is no such exception for a request in
-/// v1alpha1, because the API server has converted the stored object too: the losses of the stored
-/// object may come from this conversion alone.
+/// For a request in v1alpha1, the stored object is judged too. The API server has converted it to
+/// v1alpha1 and back for this request, so it may have losses here that it does not have in etcd.
 fn check_losses(object: &Value, request: &AdmissionRequest<'_>, answer: &mut AdmissionAnswer) {
     let lost = |object: &Value| annotations::lost(object, ANNOTATION_V1BETA1_FIELDS);
     let (mut fields, old_fields) = (lost(object), request.old.map(lost).unwrap_or_default());

@@ -214,8 +214,8 @@ fn pool(
 }
 
 /// Reason to refuse the LoadBalancer's new network: the new network does not fit the pool of the
-/// present address. The operator would reserve the present address on the new network too. So a
-/// pool of another tenant on the new network would have to hold it back. `None` in these cases:
+/// present address. The operator would reserve the present address on the new network too, so a
+/// pool of another tenant there would have to hold back this address. `None` in these cases:
 /// * the network does not change, or the new network fits the pool;
 /// * the pool names no network, or is not known;
 /// * the LoadBalancer names another pool, which fits the new network and can give an address.

@@ -1,10 +1,10 @@
-//! Ownership of the status: only the operator changes the operator's fields. The status is not a
-//! subresource, so every update of the object contains the status. Fields that a client omits are
-//! restored.
-//!
-//! In a guest's LoadBalancer, the cloud provider writes `address`: the claimed address, or the
-//! address that the guest leased. If the cloud provider empties the field, the claimed address is
-//! put back. The operator owns the condition Ready. Other clients may write other conditions.
+//! Ownership of the status. The status is not a subresource, so every update of the object contains
+//! the status. The rules:
+//! * only the operator changes the operator's fields. Fields that a client omits are restored;
+//! * in a guest's LoadBalancer, the cloud provider writes `address`: the claimed address, or the
+//!   address that the guest leased. If the cloud provider empties the field, the claimed address is
+//!   put back;
+//! * the operator owns the condition Ready. Other clients may write other conditions.
 
 use std::net::IpAddr;
 
@@ -24,10 +24,10 @@ const MOST_REPORTED: usize = 4;
 ///
 /// In a guest's LoadBalancer, `address` is restored only in these cases:
 /// * the client omitted the whole status, or sent it blank: `address` gets the stored value;
-/// * the client emptied only `address`, and an address is claimed: `address` gets the claimed
-///   address;
-/// * the guest sent an address that it must not publish: `address` gets the stored value, and the
-///   answer gets a warning.
+/// * the client emptied only `address`, the stored object has an `address`, and an address is
+///   claimed: `address` gets the claimed address;
+/// * the guest sent an address that it must not publish: `address` gets the stored value, or is
+///   removed if none is stored. The answer gets a warning.
 pub(super) fn restore_fields(
     new: &mut Value,
     old: &Value,
@@ -187,8 +187,8 @@ fn owned(object: &Value, guest: bool) -> Value {
 
 /// Adds to `found` the paths at which `old` and `new` differ, each with both values, until `found`
 /// has `MOST_REPORTED` entries. Two blank values do not differ. `path`: path of `old` and `new` in
-/// the object. A path of more than [`LONGEST_TEXT`] bytes is cut, because a caller chooses the
-/// names in it.
+/// the object. A path of more than [`LONGEST_TEXT`] bytes is cut, because a client chooses the
+/// names in the path.
 fn compare<'a>(
     path: &str,
     old: &'a Value,
