@@ -37,13 +37,12 @@ pub struct AdmissionRequest<'a> {
     pub namespace: &'a str,
     /// Name of the object. Empty if the API server will make the name from `generateName` later.
     pub name: &'a str,
-    /// Whether the request comes from this operator (any replica). While a controller other than
-    /// this operator holds the Lease, the value is also `true` for a request of Harvester's Go
-    /// controller.
+    /// Whether the request comes from this operator (any replica). Also `true` for a request of
+    /// Harvester's Go controller while a controller other than this operator holds the Lease.
     pub by_operator: bool,
     /// Whether the client sent the request in v1alpha1. If so, the API server has converted
-    /// `object` and `old` from v1alpha1 to v1beta1. Both lack the fields that did not fit into
-    /// v1alpha1.
+    /// `object` from v1alpha1 to v1beta1, and `old` to v1alpha1 and back. Both lack the fields that
+    /// did not fit into the annotation ([`crate::conversion::annotations`]).
     pub in_v1alpha1: bool,
     /// The object as it would be stored. `None`: the request is a deletion.
     pub object: Option<&'a Value>,

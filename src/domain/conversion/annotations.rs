@@ -2,28 +2,26 @@
 //!
 //! The annotation is compact JSON, such as
 //! `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`. It is absent when there is nothing
-//! to carry. `unset` names fields that were not set before the conversion, and that the conversion
-//! back would set.
+//! to carry.
 //!
-//! A text that is not such JSON counts as another program's text. So does a text with more values
-//! or maps than any object has. The conversion ignores another program's text and leaves it in
-//! place. If the conversion must write the annotation itself, it puts the other program's text into
-//! `kept`.
+//! A text counts as another program's text if it is not such JSON, or if it has more values or maps
+//! than any object has. The conversion leaves another program's text in place. If the conversion
+//! must write the annotation itself, it puts the other program's text into the key `kept`.
 //!
 //! All annotations of an object together may have 256 KiB. If a converted object exceeded this
 //! limit, the API server would refuse each list with this object. Fields that do not fit are
-//! therefore left out and named in `cut`:
+//! therefore left out and named in the key `cut`:
 //!
 //! * The fields of the status are left out first, because they are computed again.
 //! * Within the spec, and within the status, the largest fields are left out first.
 //!
-//! If a client writes such an object back in v1alpha1, the conversion to v1beta1 cannot restore the
-//! fields that were left out. It leaves the names of the lost spec fields in the annotation. By
-//! these names, admission sees the loss, and refuses the write.
+//! If a client writes an object with `cut` in v1alpha1, the conversion to v1beta1 cannot restore
+//! the fields that were left out. The conversion leaves the names of the spec's fields in `cut`. By
+//! these names, admission finds the loss, and refuses the write.
 //!
-//! The time of the functions here grows about in proportion to the size of the object and its
-//! annotations. Reason: a tenant can write the annotation's text, and every caller can reach the
-//! conversion path.
+//! Invariant: the time of the functions here grows about in proportion to the size of the object
+//! and its annotations. Reason: a tenant can write the annotation's text, and every caller can
+//! reach the conversion path.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -32,10 +30,10 @@ use crate::limits::json_size::{maps, most_values};
 
 /// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Maximum size, in bytes, of all annotations together except the one with the carried fields. The
-/// rest, 4 KiB, has room for the names of all fields that do not fit (`cut`), because all field
-/// names of a LoadBalancer together have less than 1 KiB. Above this size, admission refuses every
-/// write in v1alpha1, and each write in v1beta1 that enlarges the annotations.
+/// Maximum size, in bytes, of an object's annotations without the one that carries fields. The
+/// remaining 4 KiB are enough for the names of all fields that do not fit (`cut`): all field names
+/// of a LoadBalancer together have less than 1 KiB. Above this size, admission refuses every write
+/// in v1alpha1, and a write in v1beta1 that enlarges the other annotations.
 pub const MOST_OF_OTHERS: usize = ANNOTATIONS_LIMIT - 4 * 1024;
 /// Maximum number of fields of one section (spec or status) whose names are put into `cut`. More
 /// names are not needed: one name of a lost spec field is enough for admission to refuse the write.
@@ -49,10 +47,13 @@ const MOST_VALUES: usize = 60_000;
 /// largest object that the schema allows has fewer than 2,000 maps.
 const MOST_MAPS: usize = 5_000;
 
-/// Content of the annotation with the carried fields: the values that the object's API version
-/// cannot express (`spec`, `status`), the names of fields that were unset before the conversion
-/// (`unset`) or did not fit (`cut`), and the text of another program that was in the annotation
-/// (`kept`).
+/// Content of the annotation with the carried fields:
+///
+/// * `spec`, `status`: values that the object's API version cannot express.
+/// * `unset`: names of fields that were not set before the conversion, and that the conversion back
+///   would set.
+/// * `kept`: text of another program that was in the annotation.
+/// * `cut`: names of fields that did not fit.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CarriedFields {

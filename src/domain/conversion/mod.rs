@@ -9,9 +9,9 @@
 //! * In metadata, only the annotations described below are changed.
 //!
 //! Values that the other version cannot express are carried in an annotation (see [`annotations`]).
-//! The annotation is named after the version whose fields it holds. The conversion back removes
-//! these fields from the annotation. A client's edit has precedence over the annotation: if a
-//! carried field has a counterpart in the other version, the carried value is restored only if the
+//! The annotation is named after the version that has these fields. The conversion back removes the
+//! fields from the annotation. A client's edit has precedence over the annotation: if a carried
+//! field has a counterpart in the other version, the carried value is restored only if the
 //! counterpart still has the value that the conversion wrote.
 //!
 //! | v1beta1 | v1alpha1 | rule |
@@ -26,13 +26,16 @@
 //! | fields that neither version has | the same | the API server drops them where its schema lacks them |
 //!
 //! **A tenant can write the annotation**, like the rest of the object. A value in the annotation
-//! has no more effect than the same field sent in v1beta1. A value is ignored if it does not have
-//! the type of its field, and the API server validates the object after conversion. Admission is
-//! called in v1beta1 (`matchPolicy: Equivalent`) with the converted new and old object, so
-//! admission decides for both versions who may write `status.allocatedAddress` or `spec.ipPool`.
-//! The API server checks only the CEL rules of the request's version. So admission also checks the
-//! CEL rules of v1beta1 for fields that v1alpha1 lacks (an immutable `workloadType`, reserved
-//! fields, a health check's protocol and path).
+//! has no more effect than the same field sent in v1beta1:
+//!
+//! * A value that does not have the type of its field is ignored.
+//! * The API server validates the object after conversion.
+//! * Admission is called in v1beta1 (`matchPolicy: Equivalent`) with the converted new and old
+//!   object. So admission decides for both versions who may write `status.allocatedAddress` or
+//!   `spec.ipPool`.
+//! * The API server checks only the CEL rules of the request's version. So admission also checks
+//!   the CEL rules of v1beta1 for fields that v1alpha1 lacks (an immutable `workloadType`, reserved
+//!   fields, a health check's protocol and path).
 
 pub mod annotations;
 
@@ -151,10 +154,10 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
 }
 
 /// Converts a section to the version `to`, and restores the fields `travelled`, which the
-/// annotation carried. A field is restored only if its value has the right type, and if no client
-/// has edited the counterpart of the field in `source`. An edited health check is merged with the
-/// carried one. `source`: the section before the conversion. `None`, as `source` or as the result:
-/// the object lacks the section.
+/// annotation carried. A field is not restored if its value has a wrong type, or if a client has
+/// edited the counterpart of the field in `source`. Exception: an edited health check is merged
+/// with the carried one. `source`: the section before the conversion. `None`, as `source` or as the
+/// result: the object lacks the section.
 fn recall(
     section: Section,
     to: Version,
@@ -195,8 +198,8 @@ fn recall(
 }
 
 /// Converts a section from the version `from` to the other version. Restores no fields from the
-/// annotation. `None`, as `source` or as the result: the object lacks the section. An absent spec
-/// of v1beta1 becomes a spec with `ipam`, which v1alpha1 requires.
+/// annotation. `None`, as `source` or as the result: the object lacks the section. Exception: an
+/// absent spec of v1beta1 becomes a spec with `ipam`, which v1alpha1 requires.
 fn translate(
     section: Section,
     from: Version,
@@ -246,9 +249,8 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     }
 }
 
-/// Value that the field `key` gets in the other version. `value`: value of the field in the version
-/// `from`; `None` if it is not set. The result is `None` if the field is not set in the other
-/// version.
+/// Value that the field `key` gets in the other version. `None`: the field is not set in the other
+/// version. `value`: value of the field in the version `from`; `None` if it is not set.
 fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> Option<Value> {
     if section == Section::Status {
         return value.cloned();
@@ -312,9 +314,9 @@ fn read_health(value: &Value) -> Option<Value> {
     translate_health(value, |fields, (name, older, _)| Some((name, fields.get(older)?.clone())))
 }
 
-/// Converts a health check to the other version. `field`: returns the name and the value that one
-/// of the numbers ([`HEALTH`]) has in the other version, or `None` if this number is not set. The
-/// result is `None` if `value` is neither a JSON object nor null.
+/// Converts a health check to the other version. `None`: `value` is neither a JSON object nor null.
+/// `field`: returns the name and the value that one of the numbers ([`HEALTH`]) has in the other
+/// version, or `None` if this number is not set.
 fn translate_health(
     value: &Value,
     field: impl Fn(&Map<String, Value>, HealthNumber) -> Option<(&'static str, Value)>,
@@ -334,9 +336,10 @@ fn translate_health(
     Some(Value::Object(translated))
 }
 
-/// Merges two versions of one health check. `travelled`: the health check in v1beta1, which the
-/// annotation carried. `now`: the health check in v1alpha1, which a client may have edited. Numbers
-/// that the client did not edit, and fields that v1alpha1 lacks, come from `travelled`.
+/// Merges two versions of one health check into one of v1beta1. Numbers that the client did not
+/// edit, and fields that v1alpha1 lacks, come from `travelled`. `travelled`: the health check in
+/// v1beta1, which the annotation carried. `now`: the health check in v1alpha1, which a client may
+/// have edited.
 fn merge_health(travelled: &Value, now: &Value) -> Value {
     let read = read_health(now).unwrap_or(Value::Null);
     let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {
@@ -359,9 +362,9 @@ fn merge_health(travelled: &Value, now: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Whether `value` has the type of the field `key`. The annotation carried `value` for this field.
-/// Any user may have written the annotation. One value of a wrong type would make clients fail to
-/// read each list that contains the object.
+/// Whether `value`, which the annotation carried, has the type of the field `key`. Any user may
+/// have written the annotation, and one value of a wrong type would make clients fail to read each
+/// list that contains the object.
 fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
     let mut alone = Map::from_iter([(key.to_owned(), value.clone())]);
     match (section, version) {

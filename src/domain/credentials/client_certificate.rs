@@ -9,9 +9,9 @@ use x509_parser::pem::Pem;
 use super::token::TokenClaims;
 
 /// Common name and times of the first certificate in `data`, the value of
-/// `client-certificate-data`. The first certificate is the user's own, and further ones are those
-/// of authorities. The name is empty if the certificate has no common name. `None`: the first PEM
-/// block of `data` is no readable certificate.
+/// `client-certificate-data`. Further certificates are ignored: they belong to authorities, not to
+/// the user. The name is empty if the certificate has no common name. `None`: `data` is not base64,
+/// or its first PEM block is no readable certificate.
 pub(super) fn claims(data: &str) -> Option<TokenClaims> {
     let plain: String = data.split_whitespace().collect();
     let pem = STANDARD.decode(plain).ok()?;

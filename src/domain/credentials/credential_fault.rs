@@ -48,9 +48,9 @@ pub enum CredentialFault {
     /// The kubeconfig lacks the cluster of the user's context, or the context names no cluster.
     #[error("it does not contain the cluster of the user {0:?}")]
     NoCluster(String),
-    /// The kubeconfig's entry for the cluster has the field `proxy-url`, or `certificate-authority`
-    /// with a path to a file. The operator can use neither, so it cannot test a token at that
-    /// cluster. Field 0: name of the field.
+    /// The kubeconfig's entry for the cluster has the field `proxy-url`, or the field
+    /// `certificate-authority`, which is the path of a file. The operator can use neither, so it
+    /// cannot test a token at that cluster. Field 0: name of the field.
     #[error("its cluster has {0}, so the operator cannot test a token there")]
     Untestable(&'static str),
     /// The kubeconfig's entry for the cluster names no server.

@@ -6,12 +6,9 @@
 //!   Exception: two requests at the same time may both be admitted, although their pools conflict;
 //! * only changes are judged, so that an object that was stored before a rule existed can still be
 //!   labelled, annotated, finalized and corrected;
-//! * no rule about the spec refuses a request of the operator, or a request that completes a
-//!   deletion;
-//! * an orphan (a claim whose LoadBalancer no longer exists) is no reason for a refusal;
-//! * no range may newly include an address that the host leased by DHCP on the pool's segment (for
-//!   a global pool: on any segment). No ledger contains such an address, so the pool could allocate
-//!   it a second time.
+//! * no rule about the spec refuses a request of the operator, or a change of a pool that is being
+//!   deleted;
+//! * an orphan (a claim whose LoadBalancer no longer exists) is no reason for a refusal.
 
 mod cluster_networks;
 mod leased_addresses;
@@ -95,8 +92,7 @@ pub struct PoolRuleFacts {
     /// Whether the network of the pool in the request exists. `None`: not known.
     pub has_network: Option<bool>,
     /// Claims in [`PoolQuestion::at_stake`] whose LoadBalancer is known to exist. The list may be
-    /// incomplete. The API server is asked only if the view has none of these LoadBalancers, and
-    /// only about a limited number of them.
+    /// incomplete, because one such claim is enough for a refusal.
     pub holders: Vec<ClaimHolder>,
     /// Whether the LoadBalancer of a manual release exists. `None`: not known, or
     /// [`PoolQuestion::releases`] returns no LoadBalancer.
@@ -110,8 +106,8 @@ pub struct PoolRuleFacts {
 }
 
 /// Answers a request at once, or returns the question if the answer needs facts from other objects.
-/// A request needs no such facts if it changes neither the ranges nor the selector, ends no claim,
-/// and has no new manual release.
+/// Such facts are needed only if the request changes the ranges or the selector, ends a claim, or
+/// has a new manual release.
 pub fn answer_or_ask(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
     let pass = || AnswerOrQuestion::Decided(AdmissionAnswer::default());
     if request.by_operator {
@@ -265,9 +261,9 @@ impl PoolQuestion {
         of(&self.pool).into_iter().partition(|conflict| is_news(conflict, &before))
     }
 
-    /// Refuses a manual release that cannot be parsed. Warns of a manual release that will not be
-    /// carried out, but admits it. Reason: a tool may apply pools from Git. The tool then sends the
-    /// annotation again, even after the address has another owner.
+    /// Refuses a manual release that cannot be parsed. Admits one that will not be carried out,
+    /// with a warning: a tool that applies pools from Git sends the same annotation again, even
+    /// after the address has another owner.
     fn check_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -317,10 +313,9 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     })
 }
 
-/// Refuses an update that changes the status. Must not be called for a request of the operator.
-/// `None`: the request is not an update, or does not change the status. If the status is a
-/// subresource, an update of the object itself never changes the status. Reason: the API server
-/// puts the stored status into the update.
+/// Refuses an update that changes the status. `None`: the request is not an update of the pool or
+/// of its status, or does not change the status. Precondition: the request does not come from the
+/// operator.
 fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)

@@ -4,7 +4,8 @@
 //! Invariants:
 //! * the configurations have the same names as those of the Go webhook, so that there is never a
 //!   second pair of configurations;
-//! * only fields that are decided here are changed; fields of other clients are not changed.
+//! * only fields that are decided here are changed. A list is replaced as a whole, so webhooks and
+//!   owners that other clients have added are removed.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
@@ -28,10 +29,9 @@ const OWNERS: &str = "ownerReferences";
 /// for each webhook.
 const TIMEOUT: i64 = 5;
 
-/// CEL condition. False for an update of an object that is being deleted, if the update leaves the
-/// status unchanged. An example is the removal of a finalizer. Such an update is not sent to
-/// admission, so it passes even while no replica answers. An update that changes the status is
-/// sent.
+/// CEL condition for a call of admission. False for an update of an object that is being deleted,
+/// if the update leaves the status unchanged. An example is the removal of a finalizer. The API
+/// server does not send such an update to admission, so it succeeds even while no replica answers.
 const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
     !has(object.metadata.deletionTimestamp) || has(object.status) != has(oldObject.status) || \
     (has(object.status) && object.status != oldObject.status)";
@@ -94,9 +94,9 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Returns the desired content of the object `part`. `stored`: the object as it is stored now;
-    /// `None` if it is not stored. The result is `None` if the CRD must not be changed, because it
-    /// needs no conversion or is not stored.
+    /// Returns the desired content of the object `part`. `None`: the CRD must not be changed,
+    /// because it needs no conversion or is not stored. `stored`: the object as it is stored now;
+    /// `None` if it is not stored.
     pub fn wanted(&self, part: WebhookObject, stored: Option<&Value>) -> Option<Value> {
         match part {
             WebhookObject::Validating => Some(self.configuration(&self.validating())),
@@ -131,9 +131,10 @@ impl Registration {
         webhook
     }
 
-    /// The mutating webhook. While no replica answers, the API server skips mutation. This does no
-    /// harm: unset fields have their defaults, and the validating webhook refuses a request that
-    /// wipes the status.
+    /// The mutating webhook. If the call of this webhook fails, the API server goes on without
+    /// mutation. This does no harm. The operator reads an unset field of a health check as its
+    /// default. A request that wipes the status is still refused: by the validating webhook, or by
+    /// the API server if no replica answers that webhook either.
     fn mutating(&self) -> Value {
         let operations = ["CREATE", "UPDATE"];
         let mut webhook = self.webhook("mutator", self.paths[1], "Ignore");

@@ -96,9 +96,9 @@ pub struct SuperfluousChild {
     pub unlisted: Option<String>,
 }
 
-/// Compares the children that must exist with the children that exist. `parent`: TokenRotation to
-/// which the children belong. Its target is all cloud credentials. If its spec has no source, all
-/// existing children must be deleted.
+/// Compares the children that must exist with the children that exist. If the spec of `parent` has
+/// no source, all existing children must be deleted. `parent`: TokenRotation for all cloud
+/// credentials, to which the children belong.
 pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRotations {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));
@@ -238,8 +238,8 @@ fn of_credential(parent: &TokenRotation, credential: &str, url: &str) -> TokenRo
     child(parent, credential, url, target)
 }
 
-/// Child that replaces the API key. A deletion of this child does not revoke the API key, because
-/// the key belongs to a user of Rancher.
+/// Child that replaces the API key. It does not inherit `onDelete`, so its deletion does not revoke
+/// the key. Reason: the key belongs to a user, who may use it for other purposes too.
 fn of_key(parent: &TokenRotation, url: &str) -> TokenRotation {
     let minter = parent.spec.rancher.clone().unwrap_or_default().minter;
     let secret = SecretTarget { name: minter.secret_name, key: minter.key, kubeconfig_user: None };

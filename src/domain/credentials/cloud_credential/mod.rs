@@ -6,8 +6,8 @@
 //!   never written.
 //! * In a kubeconfig, only the token of the current context's user and the kept old token change.
 //!   If the server changes, a new kubeconfig is made instead.
-//! * The old token can stay beside the new one for the overlap. The reason is that Rancher deletes
-//!   a kubeconfig's token when no cloud credential names that token.
+//! * The old token can stay beside the new one for the overlap, because Rancher deletes a token
+//!   that no cloud credential names any more.
 
 use std::collections::BTreeMap;
 
@@ -35,9 +35,9 @@ impl std::fmt::Debug for CloudCredential {
 }
 
 impl CloudCredential {
-    /// Parses the Secret of a cloud credential. `going`: whether the Secret is being deleted.
-    /// `content`: the kubeconfig in the Secret, if the Secret has one. The error is the reason why
-    /// the cloud credential cannot be used.
+    /// Parses the Secret of a cloud credential. The error is the reason why the cloud credential
+    /// cannot be used. `going`: whether the Secret is being deleted. `content`: the kubeconfig in
+    /// the Secret, if the Secret has one.
     pub fn read(
         annotations: &BTreeMap<String, String>,
         going: bool,
@@ -70,10 +70,10 @@ impl CloudCredential {
         others.map(|(_, token)| token.hash()).collect()
     }
 
-    /// New content of the cloud credential, with `token` as the token in use. `keep`: whether the
-    /// replaced token stays in the content. `to`: server for which a new kubeconfig is made.
-    /// `None`: the present kubeconfig stays, and only its tokens change. The error says why the
-    /// content cannot be made.
+    /// New content of the cloud credential, with `token` as the token in use. The error says why
+    /// the content cannot be made. `keep`: whether the replaced token stays in the content. `to`:
+    /// server for which a new kubeconfig is made. `None`: the present kubeconfig stays, and only
+    /// its tokens change.
     pub fn with_token(
         &self,
         token: &SecretText,

@@ -1,8 +1,8 @@
 //! Listing of guests' credentials: age, last use, and whether the guest still exists.
 //!
 //! A guest's VMs are found by their label, and the VMs of older node drivers by their name. A VM
-//! that was made by hand is found in neither way. Therefore a guest does not count as gone if its
-//! credential is new or was used recently.
+//! that was made by hand is not found. Therefore a guest of which no VM is found does not count as
+//! gone while its credential is new or was used recently.
 
 use std::collections::BTreeSet;
 
@@ -32,11 +32,11 @@ pub struct GuestObjects {
     pub rotations: Vec<TokenRotation>,
 }
 
-/// Whether a VM is a node of `guest`. The label [`LABEL_GUEST_CLUSTER`] of a VM decides. A VM
-/// without this label counts as a node if a node driver made the VM, and if the VM's name begins
-/// with the guest cluster's name and a dash. A VM of another guest cluster can have such a name
-/// too. This does no harm: `guest` then keeps its credential, because a guest with VMs does not
-/// count as gone.
+/// Whether a VM is a node of `guest`: the VM is in the guest's namespace, and its label
+/// [`LABEL_GUEST_CLUSTER`] names the guest cluster. A VM without this label counts as a node if a
+/// node driver made it, and if its name begins with the guest cluster's name and a dash. A VM of
+/// another guest cluster can have such a name too. Then `guest` keeps its credential, which does no
+/// harm.
 fn is_node_of(vm: &ObjectMeta, guest: &GuestCluster) -> bool {
     let label = |key: &str| vm.labels.as_ref().and_then(|labels| labels.get(key));
     vm.namespace.as_ref() == Some(&guest.namespace)
@@ -58,9 +58,9 @@ pub struct GuestCredential {
     pub found: ExistingObjects,
     /// Number of the guest's VMs. `None`: the VMs could not be listed.
     pub machines: Option<usize>,
-    /// Name of the TokenRotation that makes tokens of the guest's account. The use of those tokens
-    /// is not recorded. So a guest whose account exists and has a TokenRotation does not count as
-    /// gone. `None`: no TokenRotation makes such tokens.
+    /// Name of the TokenRotation that makes tokens of the guest's account. `None`: there is none. A
+    /// guest with such a TokenRotation does not count as gone while its account exists, because the
+    /// use of the tokens is not recorded.
     pub rotation: Option<String>,
 }
 
@@ -101,7 +101,7 @@ impl GuestObjects {
 
     /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. `None`:
     /// guests in all namespaces. Names that [`GuestCluster::new`] refuses, such as `default`, are
-    /// left out. A ServiceAccount counts as a guest's in each of these cases:
+    /// left out. A ServiceAccount counts as a guest's if one of these holds:
     ///
     /// * A binding gives the account one of the roles for guests.
     /// * The value of the account's annotation `ANNOTATION_GUEST` is the account's name.

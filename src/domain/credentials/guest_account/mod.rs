@@ -335,9 +335,9 @@ pub struct CreationStep {
 }
 
 /// Objects of the guest's credential that are missing, in the order in which they must be created.
-/// `token`: name of the token Secret. If the account is missing, the caller must create only the
-/// account, and then call this function again: the content of the other objects needs the account's
-/// UID. The error lists the obstacles, such as a foreign object with the name of a missing one.
+/// The error lists the obstacles, such as a foreign object with the name of a missing one. If the
+/// account is missing, the caller must create only the account, and then call this function again:
+/// the content of the other objects needs the account's UID. `token`: name of the token Secret.
 pub fn plan(
     guest: &GuestCluster,
     csi: CsiAccess,
@@ -386,9 +386,9 @@ pub fn plan(
     if faults.is_empty() { Ok(steps) } else { Err(RefusalReasons(faults)) }
 }
 
-/// Whether `account` belongs to the guest. One of two facts shows this: the account's annotation
-/// names the guest, or the account has the cloud provider's role. Rancher's UI and Harvester's
-/// script make accounts without the annotation.
+/// Whether `account` belongs to the guest: the account's annotation names the guest, or the account
+/// has the cloud provider's role. The role is enough, because Rancher's UI and Harvester's script
+/// make accounts without the annotation.
 fn is_guests(guest: &GuestCluster, account: &StoredAccount, found: &ExistingObjects) -> bool {
     let subject = guest.subject();
     account.made_for.as_deref() == Some(guest.cluster.as_str())

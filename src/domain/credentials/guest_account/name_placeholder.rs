@@ -1,10 +1,11 @@
-//! Placeholder Secret. It takes the name of a guest's first token Secret if that Secret is missing.
+//! Placeholder: a Secret of another type that takes the name of a guest's first token Secret if
+//! that Secret is missing.
 //!
-//! The token in a token Secret follows from the Secret's name and the account's UID. Rancher's UI
-//! asks Harvester for the Secret `<cluster>-token` at each upgrade of the guest. If that Secret was
-//! deleted to revoke its token, Harvester creates it again. The revoked token would then work
-//! again, although it may have leaked. Therefore a Secret of another type takes the name. If the
-//! guest has a valid token, the placeholder has a copy of it, which the UI hands out.
+//! A token depends only on the name of its Secret and on the account's UID. Rancher's UI asks
+//! Harvester for the Secret `<cluster>-token` at each upgrade of the guest. If that Secret was
+//! deleted to revoke its token, Harvester would create it again. The revoked token would then work
+//! again, although it may have leaked. The placeholder prevents this. If the guest has a valid
+//! token, the placeholder has a copy of it, which the UI hands out.
 
 use serde_json::json;
 
@@ -27,14 +28,15 @@ pub struct NamePlaceholder {
     pub step: CreationStep,
 }
 
-/// Placeholder that must be created. Its name is that of the guest's first token Secret. A
-/// placeholder is needed even if no Secret has this name, because the account may have had a token
-/// Secret of this name before. `kept`: name of the Secret with the valid token; `None` if no token
-/// is valid. The result is `None` in each of these cases:
+/// Placeholder that must be created, with the name of the guest's first token Secret. It is needed
+/// even if no Secret has this name, because the account may have had a token Secret of this name
+/// before. `None`, if one of these holds:
 ///
 /// * A token Secret or a foreign Secret has the name.
 /// * A placeholder with the right content exists.
 /// * The account does not exist.
+///
+/// `kept`: name of the Secret with the valid token; `None` if no token is valid.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,

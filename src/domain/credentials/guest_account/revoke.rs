@@ -57,10 +57,10 @@ pub struct Revocation {
 }
 
 /// Objects to delete for `what`, the value of `--revoke`. The error says why nothing may be
-/// deleted. `kept`: name of the Secret that stays, because the same command has handed out the
-/// token in that Secret. Only `--revoke old` uses `kept`. `None`: the Secret with the newest valid
-/// token stays. In this case, the request is refused if the newest valid token was never used, but
-/// another valid token was used. The reason is that the guest would lose its access.
+/// deleted. `kept`: name of the Secret that `--revoke old` keeps, because the same command has
+/// handed out its token. `None`: `--revoke old` keeps the Secret with the newest valid token, and
+/// is refused if this token was never used, but another valid token was used. The guest would lose
+/// its access.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -182,13 +182,14 @@ fn remove_subject(
 }
 
 impl GuestCredential {
-    /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone.
-    /// `now`: seconds since the epoch. A guest counts as gone if it has no VMs, and one of these
-    /// conditions is true:
+    /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone,
+    /// because it has no VMs, and one of these holds:
     ///
     /// * The account does not exist.
     /// * No TokenRotation makes tokens of the account, and the credential was neither made nor used
     ///   for `unused_days` days.
+    ///
+    /// `now`: seconds since the epoch.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}

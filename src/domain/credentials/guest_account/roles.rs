@@ -42,12 +42,12 @@ pub enum CsiAccess {
     None,
 }
 
-/// Rights that the guest's CSI driver gets. `asked`: requested rights. If `asked` is `None`, the
-/// first case that applies decides:
+/// Rights that the guest's CSI driver gets: `asked`, the rights that the command requests. If
+/// `asked` is `None`, the first case that applies decides:
 ///
 /// 1. The driver has rights: it keeps them.
-/// 2. The guest has or had a token, as far as its Secrets show: the driver gets no rights.
-/// 3. No Secret shows a token: the driver gets narrow rights. The token is made last, so such a
+/// 2. The guest has a token Secret or a placeholder: the driver gets no rights.
+/// 3. All other cases: the driver gets narrow rights. The token Secret is created last, so the
 ///    guest is new, or its creation was interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();

@@ -1,9 +1,9 @@
 //! Name of the Secret whose token a guest gets.
 //!
 //! A new Secret gets the name without a suffix, `<cluster>-token`, only for a new account. An
-//! account that exists may have had a token Secret of this name before, even if no trace of it is
-//! left: a user may have deleted the Secret with kubectl, or a revocation may have ended before it
-//! created the placeholder.
+//! existing account may have had a token Secret of this name before, and a new Secret of this name
+//! would make the revoked token valid again. No trace of the earlier Secret may be left: a user may
+//! have deleted it with kubectl, or a revocation may have ended before it created the placeholder.
 
 use super::{ExistingObjects, GuestCluster, safe_name};
 

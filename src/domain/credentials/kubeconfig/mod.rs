@@ -9,9 +9,9 @@
 //!   file. The error names that user.
 //! * The written text parses to the intended value.
 //!
-//! The file is read as a JSON value, not as the type `Kubeconfig` of kube-client. This crate does
-//! not depend on kube-client. Besides, that type refuses a whole file if one field of any entry has
-//! an unexpected type, and drops fields whose value is null.
+//! The file is read as a JSON value, not as the type `Kubeconfig` of kube-client. That type refuses
+//! a whole file if one field of any entry has an unexpected type, and drops fields whose value is
+//! null.
 
 use serde_json::{Value, json};
 
@@ -144,10 +144,10 @@ impl Kubeconfig {
         Ok(token.map(|token| SecretText::trimmed(token.to_owned())))
     }
 
-    /// Text of this kubeconfig with `token` as the token of `user`. `kept`: old token that is
-    /// stored in a user entry of its own, because the issuer may delete a token that the target no
-    /// longer names. `None`: an existing entry for an old token stays as it is. The error says why
-    /// the text cannot be made.
+    /// Text of this kubeconfig with `token` as the token of `user`. The error says why the text
+    /// cannot be made. `kept`: old token that is stored in a user entry of its own, because the
+    /// issuer may delete a token that the target no longer names. `None`: an existing entry for an
+    /// old token stays as it is.
     pub fn with_token(
         &self,
         user: &str,

@@ -40,9 +40,9 @@ impl TokenGrant<'_> {
     }
 }
 
-/// ID of the cluster to which a cloud credential's token is limited. `wanted`: cluster that the
-/// spec names. `server`: URL in the cloud credential's kubeconfig. If `wanted` is `None`, this URL
-/// gives the cluster. The error says that neither of the two gives a cluster.
+/// ID of the cluster to which a cloud credential's token is limited. The error says that neither
+/// `wanted` nor `server` gives a cluster. `wanted`: cluster that the spec names. `server`: URL in
+/// the cloud credential's kubeconfig. This URL gives the cluster if `wanted` is `None`.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, String> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
         "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that its token can be limited to that \

@@ -53,9 +53,9 @@ pub const READS: [DriverRight; 5] = [
 ];
 
 impl DriverRight {
-    /// SelfSubjectAccessReview that asks whether a token's user has the right. `namespace`:
-    /// namespace in which the user must have the right. `None`: in all namespaces. The review is
-    /// for all objects, even if the right names one object.
+    /// SelfSubjectAccessReview that asks whether a token's user has the right. The review is for
+    /// all objects, even if the right names one object. `namespace`: namespace in which the user
+    /// must have the right. `None`: in all namespaces.
     pub fn review(&self, namespace: Option<&str>) -> Value {
         let (resource, subresource) = self.resource.split_once('/').unwrap_or((self.resource, ""));
         json!({

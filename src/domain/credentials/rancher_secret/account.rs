@@ -98,9 +98,9 @@ impl AccountOptions<'_> {
         self.account.unwrap_or(self.credential)
     }
 
-    /// Text in YAML of the TokenRotation for the account's token. A new account and its rights come
-    /// before the TokenRotation. `renews`: whether the API key expires. If so, the text also has a
-    /// TokenRotation that renews the API key.
+    /// YAML of the objects to print: the account and its rights if the account is new, the
+    /// TokenRotation for the account's token, and the TokenRotation that renews the API key if
+    /// `renews` is true. `renews`: whether the API key expires.
     pub fn text(&self, renews: bool) -> String {
         let mut all = self.vm_namespace.map(|machines| self.rights(machines)).unwrap_or_default();
         all.push(self.account_rotation());

@@ -66,9 +66,9 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// Rival of `one` with the highest precedence. A rival is a TokenRotation of `others` that has
-/// precedence over `one` for the same credential. A TokenRotation is no rival if it is being
-/// deleted or has no source. `None`: `one` has no rival.
+/// Rival of `one` with the highest precedence. `None`: `one` has no rival. A rival is a
+/// TokenRotation of `others` that has precedence over `one` for the same credential, has a source,
+/// and is not being deleted.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,

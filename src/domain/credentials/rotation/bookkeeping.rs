@@ -143,7 +143,7 @@ fn published(plan: &RotationPlan, state: &RotationState, now: Seconds) -> Rotati
 
 /// Takes the current credential out of the state `next`. If the operator made this credential, the
 /// credential goes to `previous`, the list of credentials to revoke. `after`: earliest time of the
-/// revocation.
+/// revocation. `None`: the overlap begins only after the workloads were restarted.
 pub(super) fn retire(next: &mut RotationState, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
@@ -157,7 +157,7 @@ pub(super) fn retire(next: &mut RotationState, after: Option<Seconds>) {
 ///
 /// * Another party has made the credential.
 /// * Another party has put an old credential back.
-/// * A late write of the operator has published the credential.
+/// * A late write of the operator, whose outcome was not known, has published the credential.
 /// * The operator has published the credential, and the status was lost later.
 fn adopted(input: DecisionInput<'_>, held: &TargetCredential) -> RotationState {
     let DecisionInput { plan, state, seen } = input;
@@ -218,11 +218,12 @@ pub(super) fn abandon_pending(input: DecisionInput<'_>) -> RotationAction {
     RotationAction::write(StateChange::Abandoned, next)
 }
 
-/// State without the late writes that can no longer succeed. A late write is a write of a
-/// credential into the target, and its outcome is not known. If the target no longer has the
-/// version that the write replaces, the server refuses the write from now on. But the write may
-/// have succeeded before, and a client may have read the credential. Therefore the overlap of this
-/// credential begins now. `None`: the state does not change.
+/// State without the late writes that can no longer succeed. `None`: the state does not change.
+///
+/// A late write is a write of a credential into the target whose outcome is not known. If the
+/// target has another version than the one that the write replaces, the server refuses the write
+/// from now on. But the write may have succeeded before, and a client may have read the credential.
+/// Therefore the overlap of this credential begins now.
 pub(super) fn without_late_writes(input: DecisionInput<'_>) -> Option<RotationState> {
     let DecisionInput { plan, state, seen } = input;
     let TargetState::There { version, .. } = &seen.target else { return None };
@@ -239,10 +240,10 @@ pub(super) fn without_late_writes(input: DecisionInput<'_>) -> Option<RotationSt
     Some(next)
 }
 
-/// State after `step` has failed. `name`: name of the credential that was to be revoked. Other
-/// steps do not use `name`. After a failed mint or verification, the pending credential is
+/// State after `step` has failed. After a failed mint or verification, the pending credential is
 /// abandoned. After a failed publication, the credential stays pending, because the write may still
-/// have succeeded.
+/// have succeeded. `name`: name of the credential that was to be revoked. Only a failed revocation
+/// uses `name`.
 pub fn failed(
     plan: &RotationPlan,
     state: &RotationState,
@@ -311,10 +312,10 @@ pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> b
     old.hash.as_ref().is_some_and(|hash| other_tokens.contains(hash))
 }
 
-/// Whether the target allows the revocation of `old`. True in each of these cases:
+/// Whether the target allows the revocation of `old`. True if one of these holds:
 ///
-/// * The operator has not published `old`, as far as the state shows.
-/// * The target holds another credential in use, and no late write of `old` can still succeed. The
+/// * The state records neither a publication of `old` nor an attempt to publish it.
+/// * The target has another credential in use, and no late write of `old` can still succeed. The
 ///   outcome of a late write is not known.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {

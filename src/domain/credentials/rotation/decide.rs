@@ -62,8 +62,7 @@ fn next_step(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<Rotat
 
 /// Action that forgets the recorded failures, if no failed step is wanted any more. `None`: no
 /// failure is recorded, or a failed step waits for its next try. `step`: function that finds the
-/// next step. Precondition: `step` returns `None` for `input`. So if `step` returns an action for
-/// the same state without the pause after the failure, a failed step waits.
+/// next step. Precondition: `step` returns `None` for `input`.
 pub(super) fn forget_failures(
     input: DecisionInput<'_>,
     step: fn(DecisionInput<'_>, &mut EarliestTime) -> Option<RotationAction>,
@@ -217,12 +216,12 @@ fn continue_pending(
 }
 
 /// Action that restarts the workloads for the credential in the target. If the restart is done, or
-/// the plan restarts no workloads, the action starts the overlap of the old credentials. `None` in
-/// each of these cases:
+/// the plan restarts no workloads, the action starts the overlap of the old credentials. `None`, if
+/// one of these holds:
 ///
 /// * The restart is done or not wanted, and every overlap has been started.
 /// * The restart is wanted and not done, but a failed step waits for its next try.
-/// * The target holds no credential, or the operator did not make the credential in the target.
+/// * The target contains no credential, or the operator did not make the credential in the target.
 fn restart(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
     let current = state.current.as_ref().filter(|current| current.ours)?;
@@ -256,18 +255,17 @@ pub fn after_restart(plan: &RotationPlan, state: &RotationState, now: Seconds) -
 }
 
 /// Action that revokes the first old credential whose overlap is over. Another action comes first
-/// in each of these cases:
+/// if one of these holds:
 ///
-/// * A late write can no longer succeed. The action records this. A late write is a write whose
-///   outcome is not known.
+/// * A late write (its outcome is not known) can no longer succeed. The action records this.
 /// * The target keeps the old credential beside the one in use. The action removes the old
 ///   credential from the target.
 ///
-/// `None`: no credential can be revoked now. In this case, `until` gets the time of the next
-/// revocation, if that time is known. A credential is skipped in each of these cases:
+/// `None`: no credential can be revoked now. `until` then gets the time of the next revocation or
+/// removal, if that time is known. A credential is skipped if one of these holds:
 ///
 /// * The credential is in use in the target.
-/// * The credential may have been published, and the target holds no credential.
+/// * The credential may have been published, and the target contains no credential.
 /// * A person has copied the credential into the target.
 /// * A late write can still put the credential into the target.
 fn revoke(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {

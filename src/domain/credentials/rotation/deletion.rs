@@ -18,9 +18,9 @@ use super::{
 const PATIENCE: Seconds = 15 * 60;
 
 /// Latest time at which a deletion completes, even if a credential could not be revoked. The time
-/// is [`PATIENCE`] after the end of the last running overlap. An overlap counts at most until
-/// `plan.overlap` after the request to delete. If no overlap runs, or if the deletion revokes
-/// everything at once, [`PATIENCE`] counts from the request to delete.
+/// is [`PATIENCE`] after the end of the last running overlap, but at most `plan.overlap` and
+/// [`PATIENCE`] after the request to delete. If no overlap runs, or if the deletion revokes
+/// everything at once, the time is [`PATIENCE`] after the request.
 pub(super) fn deadline(plan: &RotationPlan, state: &RotationState) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // After a failed revocation, `after` is the end of a pause, not of an overlap.
@@ -41,9 +41,9 @@ pub fn left_behind<'a>(plan: &RotationPlan, state: &'a RotationState) -> Vec<&'a
     names.map(String::as_str).collect()
 }
 
-/// Reason why the deletion of a TokenRotation does not continue. `unknown`: reason why the target,
-/// or the list of credentials, is not known. If `unknown` is `None`, the reason is a failed step.
-/// The result is `None` if no step has failed either.
+/// Reason why the deletion of a TokenRotation does not continue: `unknown`, or else a failed step.
+/// `None`: there is neither. `unknown`: reason why the target, or the list of credentials, is not
+/// known.
 pub fn why_deletion_waits<'a>(
     state: &'a RotationState,
     unknown: Option<&'a str>,
@@ -126,7 +126,8 @@ pub(super) fn next_step(input: DecisionInput<'_>) -> RotationAction {
 /// State in which overlaps begin now. `None`: all overlaps have already begun. The first case that
 /// applies decides which overlaps begin:
 ///
-/// 1. Late writes can no longer succeed: the overlaps of their credentials.
+/// 1. Late writes (their outcome is not known) can no longer succeed: the overlaps of their
+///    credentials.
 /// 2. Overlaps wait for a restart of the workloads: these overlaps, because a deletion restarts no
 ///    workloads.
 fn with_overlaps(input: DecisionInput<'_>) -> Option<RotationState> {
@@ -142,9 +143,9 @@ fn with_overlaps(input: DecisionInput<'_>) -> Option<RotationState> {
     Some(next)
 }
 
-/// Whether a deletion of the TokenRotation may revoke `old` now. Precondition: `old.replaces` is
-/// `None`, or the time in `old.after` is over. Each write of `old` succeeds or fails before this
-/// time. So no write of `old` can still succeed, and `old.replaces` is ignored.
+/// Whether a deletion of the TokenRotation may revoke `old` now. `old.replaces` is ignored.
+/// Precondition: no write of `old` can still succeed, because `old.replaces` is `None`, or because
+/// the time in `old.after` is over.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

@@ -16,11 +16,10 @@ use super::{
 /// party that may make credentials with such names could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
-/// Action that adds one credential to the recorded state. The credential exists and belongs to this
-/// plan, but the state lacks it. `None`: the state has all existing credentials of this plan, or so
-/// many recorded credentials wait for revocation that the status has no room for more
-/// ([`RotationState::is_stuck`]). In the second case, the missing credentials are recorded after
-/// some of the recorded ones were revoked.
+/// Action that records one credential of this plan that exists, but that the state lacks. `None`:
+/// no such credential is known, or the state has no room for more ([`RotationState::is_stuck`]). In
+/// the second case, the credential is recorded later, after some of the old credentials were
+/// revoked.
 pub(super) fn record_found(input: DecisionInput<'_>) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
     if state.is_stuck() {

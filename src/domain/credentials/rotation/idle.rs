@@ -71,10 +71,9 @@ pub(super) fn step_as_recorded(
 }
 
 /// First time after `decided` at which a rotation must be reconciled: the time of its next step
-/// (`until`), or the time at which the condition Expiring changes, whichever is earlier. `expires`:
-/// earliest expiry of the target's credentials. `decided`: time of the decision that gave `until`.
-/// The result may be before the present time: the step of that time is still to be done. `None`: no
-/// such time is known.
+/// (`until`), or the time at which the condition Expiring changes, whichever is earlier. `None`: no
+/// such time is known. The time may have passed already. `expires`: earliest expiry of the target's
+/// credentials. `decided`: time of the decision that gave `until`.
 pub fn next_reconcile(
     plan: &RotationPlan,
     state: &RotationState,

@@ -1,9 +1,7 @@
 //! Refusal of ranges that newly include an address that the host cluster leased by DHCP.
 //!
-//! No ledger contains a leased address. So a pool whose ranges include the address may allocate it
-//! to a second LoadBalancer, and the LoadBalancer with the lease then loses it. A pool that
-//! includes a leased address already can still be changed, because only ranges that newly include
-//! the address are refused.
+//! No ledger contains a leased address. So a pool with the address in its ranges could give it to a
+//! second LoadBalancer. A pool that already includes a leased address can still be changed.
 
 use std::net::{IpAddr, Ipv4Addr};
 

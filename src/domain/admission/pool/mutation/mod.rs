@@ -14,8 +14,7 @@ use api::{LABEL_GLOBAL_POOL, LABEL_VID};
 const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
 
 /// Sets the labels that Harvester's own webhook sets, restores an omitted status, and refuses
-/// common mistakes. Each refusal says how to write the field. The schema's own refusal would only
-/// name types. `vlan`: VLAN ID of the pool's network; `None`: not known.
+/// common mistakes in the spec. `vlan`: VLAN ID of the pool's network; `None`: not known.
 pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let judged = request.judged().filter(|_| request.subresource.is_empty());

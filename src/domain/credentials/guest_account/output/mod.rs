@@ -44,8 +44,8 @@ type: Opaque
 data:
   cloud-provider-config: ";
 /// Beginning of the cloud provider's HelmChart in YAML. [`text`] appends the guest cluster's name.
-/// `cloudConfigPath` is empty. A version of the chart that cannot use a Secret then fails, with an
-/// error that names this value. With `bootstrap`, K3s installs the chart before a node is ready.
+/// `cloudConfigPath` is empty, so that a version of the chart that cannot use a Secret fails, with
+/// an error that names this value. With `bootstrap`, K3s installs the chart before a node is ready.
 /// This is necessary, because only the cloud provider makes nodes ready.
 const CLOUD_PROVIDER: &str = "
 ---
@@ -159,9 +159,9 @@ fn kubeconfig(guest: &GuestCluster, server: &str, material: &TokenMaterial) -> Z
     ])
 }
 
-/// User data that writes the cloud config to the paths `first` and `second`. `encoded`: the cloud
-/// config in base64. Only root may read the files. This is enough, because the pods of both charts
-/// run as root.
+/// User data that writes the cloud config to the paths `first` and `second`. Only root may read the
+/// files. This is enough, because the pods of both charts run as root. `encoded`: the cloud config
+/// in base64.
 fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     let (file, path) = ("- encoding: b64\n  content: ", "\n  owner: root:root\n  path: ");
     let end = "\n  permissions: '0600'\n";

@@ -21,18 +21,18 @@ pub struct IssuerReport {
 }
 
 impl IssuerReport {
-    /// State of `token`, as Rancher reports it. `word`: name and times in Rancher's answer. The
-    /// result is `None` in each of these cases:
+    /// State of `token`, as Rancher reports it. `None`, if one of these holds:
     ///
-    /// * The answer lacks the token: `word` has no time of issue.
+    /// * Rancher's answer lacks the token: `word` has no time of issue.
     /// * The token itself states its time of issue.
     ///
-    /// A token counts as kept alive if all of these conditions are true. The version of Rancher
-    /// does not matter.
+    /// A token counts as kept alive, whatever the version of Rancher is, if all of these hold:
     ///
     /// * The token's name starts with an entry of `EXTENDED`: Rancher itself made the token.
-    /// * A cloud credential holds the token.
+    /// * The token is in a cloud credential.
     /// * Rancher reports no expiry.
+    ///
+    /// `word`: name and times in Rancher's answer.
     pub fn of(token: &SecretText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.claims();
         if own.issued.is_some() || word.issued.is_none() {
@@ -53,9 +53,12 @@ impl TargetCredential {
 }
 
 /// State with the expiry that the issuer reports for the credential in use. A foreign credential
-/// that the issuer reported before, and does not list now, counts as expired at `now`. In all other
-/// cases without a report, the result is `None`. The result is also `None` if the state already has
-/// the reported expiry, or if the recorded and the reported expiry have both passed.
+/// that the issuer reported before, and does not list now, counts as expired at `now`. `None`, if
+/// one of these holds:
+///
+/// * The issuer reports nothing about the credential, and the case above does not apply.
+/// * The state already has what the issuer reports.
+/// * The recorded and the reported expiry have both passed.
 pub(super) fn with_reported_expiry(
     state: &RotationState,
     held: &TargetCredential,
