@@ -21,9 +21,9 @@ use std::time::Duration;
 use crate::object_fields::resource_version::number;
 
 /// Lease durations that a user may configure, in seconds. After a leader's death, another replica
-/// leads within about the configured duration plus one [`RETRY`]. Exception: just after the death,
-/// a replica writes its answer to a question of the leader (second opinion) into the Lease. Such a
-/// write counts as a renewal, so the duration starts anew.
+/// leads within about the configured duration plus one [`RETRY`]. The time is longer if a replica
+/// writes a second opinion into the Lease just after the death. Such a write counts as a renewal,
+/// so the duration starts anew.
 pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
 /// Default lease duration, in seconds. It is the shortest allowed duration. A slow API server, or a
 /// machine that pauses, needs a longer duration.
@@ -51,10 +51,9 @@ impl ElectionPace {
     }
 
     /// Pace that follows from a lease duration in seconds, for a Lease that Harvester's Go
-    /// controller may also take. Programs other than this operator must wait 45 s (the Go
-    /// controller's own lease duration) or `seconds`, whichever is longer. So the Go controller
-    /// does not take the Lease while an API server stalls for some seconds and replicas cannot
-    /// renew.
+    /// controller may also take. Programs other than this operator must wait for `seconds`, but at
+    /// least for 45 s, the Go controller's own lease duration. So the Go controller does not take
+    /// the Lease while an API server stalls for some seconds and replicas cannot renew.
     pub const fn beside_go(seconds: u8) -> Self {
         let others = if seconds > GO_LEASE_SECONDS { seconds } else { GO_LEASE_SECONDS };
         Self { seconds, others }
@@ -140,9 +139,9 @@ pub enum LeaseAction {
 
 /// Sign that the API server's etcd was restored from a backup: the Lease has a smaller
 /// resourceVersion than at an earlier read. An outdated read is not the cause, because the API
-/// server reads a Lease with a quorum of etcd. After such a restore, this process's caches contain
-/// objects with old versions. The API server will assign these versions again, to other content. A
-/// watch from an old version gets no events until the API server has assigned that version again.
+/// server reads a Lease with a quorum of etcd. After a restore, the API server assigns the versions
+/// since the backup again, to other content. This process's caches contain objects with such
+/// versions, and a watch from such a version gets no events until the version is assigned again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the Lease's resourceVersion went back from {from} to {to}, as after a restore of etcd from a backup: \

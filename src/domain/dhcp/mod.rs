@@ -1,9 +1,9 @@
 //! DHCP client (RFC 2131) for addresses that another program announces: kube-vip, or a guest.
 //!
-//! The client of a lease does not answer ARP for the leased address, because a guest or kube-vip
-//! announces the address. If a server sent its answer to this address, the client would not receive
-//! the answer. To renew a lease, the client therefore sends the request of a client that has
-//! restarted (INIT-REBOOT), and asks for a broadcast. The server then broadcasts its answer.
+//! A server answers an ordinary renewal by unicast to the leased address (`ciaddr`). The client
+//! would not receive this answer, because it does not answer ARP for the address. To renew a lease,
+//! the client therefore sends the REQUEST of a restarted client (INIT-REBOOT), and asks the server
+//! to broadcast its answer.
 //!
 //! Invariants:
 //!

@@ -14,10 +14,9 @@ const DIGITS: usize = 8;
 /// Prefix of each agent's name.
 pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
 
-/// Name of a network's agent. `network`: `namespace/name` of the NetworkAttachmentDefinition. The
-/// agent's Deployment has this name, and so has the agent's Lease in the operator's namespace. The
-/// active pod of the agent holds this Lease. The name ends with a part of the SHA-256 of `network`,
-/// so that the agents of two networks do not have the same name.
+/// Name of a network's agent, of its Deployment, and of its Lease in the operator's namespace.
+/// `network`: `namespace/name` of the NetworkAttachmentDefinition. The name ends with a part of the
+/// SHA-256 of `network`, so that the agents of two networks do not have the same name.
 pub fn agent_name(network: &str) -> String {
     let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));
     let cut: String = plain.chars().take(READABLE).collect();

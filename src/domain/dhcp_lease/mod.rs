@@ -1,15 +1,14 @@
 //! Addresses that the host leases by DHCP: the LoadBalancers that get such an address, the life of
 //! each record, and the conditions for publishing a recorded address.
 //!
-//! The host leases addresses on the networks that are declared for this purpose. While a network's
-//! agent is not active, new LoadBalancers on this network wait for their addresses. Either the host
-//! or the announcer leases an address. This is decided when a LoadBalancer gets its first address.
-//! The decision stays:
+//! The host leases addresses on the declared networks. While a network's agent is not active, new
+//! LoadBalancers on this network wait for their addresses. Either the host or the announcer leases
+//! the address of a LoadBalancer. This is decided when the LoadBalancer gets its first address, and
+//! stays so until the LoadBalancer is created again. Exceptions:
 //!
-//! * The host continues to lease the address of a LoadBalancer that has a record. But before an
-//!   address is published, the annotation [`ANNOTATION_DHCP`] may still choose the announcer.
-//! * The announcer continues to lease the address of a LoadBalancer whose address is `0.0.0.0`,
-//!   until the LoadBalancer is created again, or until the host takes the lease over
+//! * The announcer leases instead of the host, if the annotation [`ANNOTATION_DHCP`] chooses the
+//!   announcer before an address is published.
+//! * The host leases instead of the announcer, after it has taken over the lease
 //!   (`kube_vip_takeover`).
 //!
 //! Invariants:
@@ -17,7 +16,7 @@
 //! * An address is published only while its record says that it may be used. A published address
 //!   stays in two more cases: while the operator cannot read the record, and at the start of a
 //!   leader's term, even if the recorded expiry has passed.
-//! * An address is not newly published while [`why_unusable`] finds another object that has it.
+//! * An address is not newly published while [`why_unusable`] returns a reason against it.
 //! * The operator deletes a record only when no LoadBalancer of the record's name needs the record.
 
 mod address_conflict;
@@ -132,17 +131,17 @@ pub struct AgentLease {
     pub version: String,
 }
 
-/// Whether the agent that holds the Lease is active. `silent_for`: time since a change of the Lease
-/// was last seen. `true`: an agent holds the Lease, and `silent_for` is shorter than the Lease's
-/// duration.
+/// Whether the agent that holds the Lease is active: an agent holds the Lease, and `silent_for` is
+/// shorter than the Lease's duration. `silent_for`: time since a change of the Lease was last
+/// observed.
 pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
 /// Whether a Lease that the operator reads for the first time counts as abandoned at once. `true`:
-/// the last renewal expired more than `CLOCKS_APART` before `now`, so a difference of clocks is not
-/// the cause. `false`: the Lease counts as abandoned only if it stays unchanged for its whole
-/// duration.
+/// the last renewal expired longer before `now` than the clocks of two machines may differ
+/// (`CLOCKS_APART`). `false`: the Lease counts as abandoned only after it has stayed unchanged for
+/// its whole duration.
 pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
@@ -279,14 +278,13 @@ fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether the LoadBalancer's next condition reports that its leased address was lost. The record
-/// must contain no address that may be published. `true` in these cases:
+/// Whether the condition Ready of the LoadBalancer must say that its leased address was lost. If
+/// not, the condition says that the address is pending, or that no agent is active. Precondition:
+/// the record has no address that may be published. `true` if one of these holds:
 ///
 /// * The LoadBalancer's status still has a leased address.
-/// * The LoadBalancer's present condition has the reason [`LEASE_LOST`].
+/// * The LoadBalancer's stored condition has the reason [`LEASE_LOST`].
 /// * The record has the state [`LeaseState::Lost`].
-///
-/// `false`: the next condition reports that the address is pending, or that no agent is active.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_some()
         || facts::ready(lb).is_some_and(|ready| ready.reason.as_deref() == Some(LEASE_LOST))
@@ -342,9 +340,9 @@ pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     (end - now).num_seconds() < lasts / 8
 }
 
-/// Record to create for a LoadBalancer. `cluster`: UID of the Namespace kube-system. `form`: form
-/// of client identifiers on the network. `Err`: an annotation that requests an identity is not
-/// valid.
+/// Record to create for a LoadBalancer. `Err`: an annotation that requests an identity is not
+/// valid. `cluster`: UID of the Namespace kube-system. `form`: form of client identifiers on the
+/// network.
 pub fn record(
     lb: &LoadBalancer,
     cluster: &str,

@@ -28,8 +28,10 @@ pub enum RetentionStep {
     /// Delete the record. Then its agent gives the address back.
     Delete,
     /// Remove the finalizer of a deleted record, although no agent has given its address back. This
-    /// action is possible only if no agent is active. Also, the record must have no address, or its
-    /// lease must have expired by the wall clock.
+    /// action is possible only if both of these hold:
+    ///
+    /// * No agent is active.
+    /// * The record has no address, or its lease has expired by the wall clock.
     Forget,
 }
 

@@ -18,9 +18,10 @@
 //! * A credential is not revoked while the target holds it, or may still get it by a write whose
 //!   outcome is not known. Only a deletion of the TokenRotation may revoke it earlier.
 //! * A credential is made only after its name was recorded.
-//! * A credential that another party has put into the target is adopted, and replaced when that is
-//!   due or requested. It is replaced at once if nothing was published yet for a separate issuer
-//!   (`is_apart`), or if neither the validity nor the expiry of the credential is known.
+//! * A credential that another party has put into the target is adopted. It is replaced when its
+//!   replacement is due or requested, and at once in two cases:
+//!   * The issuer is separate (`is_apart`), and no credential was published yet.
+//!   * The issuer is not separate, and the validity and expiry of the credential are unknown.
 
 mod bookkeeping;
 mod decide;
@@ -92,11 +93,10 @@ pub struct IssuerTraits {
     /// Whether the target keeps the old credential beside the new one for the overlap. True for a
     /// cloud credential, because Rancher deletes a token that no cloud credential names any more.
     pub prunes: bool,
-    /// Whether the issuer is separate from the target: this cluster's API server is the issuer, and
-    /// a Rancher holds the target. Such an issuer lists and revokes credentials even if the Rancher
-    /// does not answer. The operator makes the first credential at once, because the credential in
-    /// the target is of another kind. A credential that another party puts into the target later is
-    /// adopted.
+    /// Whether this cluster's API server is the issuer, and a Rancher holds the target. In this
+    /// case, credentials can be listed and revoked even if the Rancher does not answer. The first
+    /// credential is made at once, because the target normally holds a token of the Rancher until
+    /// then.
     pub is_apart: bool,
 }
 

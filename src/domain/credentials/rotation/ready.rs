@@ -1,5 +1,5 @@
-//! Status, reason and message of the condition Ready, for a rotation that has no step to carry out
-//! now. The note of the Event about a failed step is made here too.
+//! Condition Ready of a rotation: status, reason and message. The note of the Event about a failed
+//! step is made here too.
 //!
 //! Invariant: the reason of Ready is Current only if the credential in the target works, as far as
 //! that can be observed. For a rotation with children, it is Current only if each child is Ready.

@@ -72,9 +72,8 @@ fn of_claims(claims: &Value) -> TokenClaims {
     }
 }
 
-/// Claims of a token that is no JSON Web Token: only its name. A token of Rancher has its name
-/// before the colon, and its secret after the colon. The name is empty if the token is not a
-/// Rancher's.
+/// Claims of a token that is no JSON Web Token: only the name, which a Rancher's token has before
+/// its colon. The name is empty if the token is not a Rancher's.
 fn opaque(token: &str) -> TokenClaims {
     let name = token.split_once(':').map(|(name, _)| name);
     let name = name.filter(|name| RANCHER.iter().any(|prefix| name.starts_with(prefix)));

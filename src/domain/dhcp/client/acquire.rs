@@ -14,9 +14,9 @@ use super::{ClientPhase, DhcpClient};
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Maximum number of offers among which the client chooses.
 const MOST_OFFERS: usize = 8;
-/// Limit of DISCOVERs without a usable offer. With the DISCOVER of this number and each later one,
-/// the client records [`ClientTrouble::NoOffer`]. Exception: an offer that cannot be used has come
-/// since the DISCOVER before.
+/// Smallest number of DISCOVERs without a usable offer at which the client records
+/// [`ClientTrouble::NoOffer`]. The client does not record it if an offer that cannot be used has
+/// come since the previous DISCOVER.
 const SILENT_TRIES: u32 = 3;
 /// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
 /// to them.
@@ -134,9 +134,8 @@ impl DhcpClient {
         }
     }
 
-    /// Sends a REQUEST for the best offer. An offer of the preferred address is the best. If there
-    /// is none, an offer of the server that granted the former address is the best. If there is
-    /// none either, the oldest offer is the best.
+    /// Sends a REQUEST for the best offer: an offer of the preferred address, or else an offer of
+    /// the server that granted the former address, or else the oldest offer.
     fn take_best(&mut self, selecting: &Selecting) {
         let wish = self.wish();
         let dislike = |offer: &&Offer| match wish {
@@ -194,8 +193,8 @@ impl DhcpClient {
         self.granted(lease);
     }
 
-    /// Begins to probe the address of a granted lease by ARP. The client must hold no address. In
-    /// two cases, the client holds the lease at once, without a probe:
+    /// Begins to probe the address of a granted lease by ARP. Precondition: the client holds no
+    /// address. The client holds the lease at once, without a probe, if one of these holds:
     ///
     /// * Probes are off.
     /// * A guest or kube-vip may still announce the address for this client.
@@ -211,8 +210,8 @@ impl DhcpClient {
         }
     }
 
-    /// Makes the client hold the lease, and reports [`ClientEvent::Acquired`]. One of these
-    /// conditions must hold:
+    /// Makes the client hold the lease, and reports [`ClientEvent::Acquired`]. Precondition: one of
+    /// these is true:
     ///
     /// * The address needs no ARP probe.
     /// * The probe is over, and no station has disputed the address.

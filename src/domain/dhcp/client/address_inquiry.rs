@@ -1,14 +1,11 @@
 //! ARP questions about an address: which stations announce it, and whether they still announce it
 //! after it was lost.
 //!
-//! A guest or kube-vip announces the address. Neither of them asks the DHCP server, and a guest's
-//! cloud provider does not even watch for a change of the address. Therefore, while the address is
-//! published, the client asks by ARP which stations have it, and stores the stations that answer.
-//! These stations are the known announcers of the address. The client uses them as follows:
-//!
-//! * If an address is granted again and its known announcer answers the probe, the client does not
-//!   decline the address.
-//! * If a known announcer still announces a lost address, the client reports this.
+//! A guest or kube-vip announces the address, not this client. After the record of an address was
+//! written, and after each renewal of the lease, the client asks by ARP which station has the
+//! address. The stations that have answered are the known announcers of the address. If the address
+//! is granted again or kept, the client does not take these stations for other hosts. If a known
+//! announcer still announces a lost address, the client reports this.
 //!
 //! If ARP probes are off ([`ProbeTiming::OFF`](super::ProbeTiming::OFF)), the client sends none of
 //! these questions.
@@ -57,7 +54,7 @@ pub struct AddressInquiry {
     ///
     /// * Lost address: no known announcer has answered.
     /// * Kept address: two or more stations have answered, and at least one of them is not a known
-    ///   announcer. A station that answers ARP for all addresses is not one of them.
+    ///   announcer. A station that answers ARP for all addresses does not count.
     pub tally: u32,
     pub next: Duration,
 }
@@ -84,8 +81,8 @@ impl DhcpClient {
     }
 
     /// Plans an ARP question about the announcer of the leased address. The question follows after
-    /// `pause` and a random time of at most one second. No question is planned while questions
-    /// about a lost address are open.
+    /// `pause` and a random time of at most one second. No question is planned if ARP probes are
+    /// off, or while the client still asks about a lost address.
     pub(super) fn ask_for_announcer_after(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
         if self.inquiry.as_ref().is_none_or(|open| !matches!(open.subject, InquirySubject::Lost)) {

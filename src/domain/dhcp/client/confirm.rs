@@ -1,16 +1,18 @@
-//! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart.
+//! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart. The
+//! client sends REQUESTs as a restarted client sends them (INIT-REBOOT):
 //!
-//! Each question to a server is a REQUEST as a restarted client sends it (INIT-REBOOT). If the
-//! client reaches the lease's server without a router, the first questions before T2 go to this
-//! server alone, because another authoritative server would refuse at once. All other questions are
-//! broadcast to all servers. After T2, the client also sends a DISCOVER beside each broadcast
-//! REQUEST except the first one, because a server without data about the lease answers only a
-//! DISCOVER. Invariants:
+//! * Before T2, the first REQUESTs (`ALONE`) go only to the lease's server, if no router is between
+//!   the client and this server. Reason: another authoritative server would refuse at once.
+//! * All other REQUESTs are broadcast to all servers.
+//! * After T2, the client also sends a DISCOVER beside each broadcast REQUEST except the first one,
+//!   because a server without data about the lease answers only a DISCOVER.
 //!
-//! * The client holds the lease until its expiry, even without answers. The client loses the lease
-//!   earlier only if a server refuses the address (NAK), or grants another address.
+//! Invariants:
+//!
+//! * The client loses the lease before its expiry only if a server refuses the address (NAK), or
+//!   grants another address.
 //! * A refusal by the lease's own server counts at once. A refusal by another server counts only
-//!   after several questions to all servers. If the lease has an expiry, T2 must also have passed.
+//!   after several REQUESTs to all servers. If the lease has an expiry, T2 must also have passed.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -189,9 +191,9 @@ impl DhcpClient {
     }
 
     /// Takes or ignores an offer that answers the DISCOVER which was sent beside a REQUEST. The
-    /// client takes only an offer of the address that it holds. If the lease's own server offers
-    /// another address, a kept address counts as lost: this server may grant the kept address to
-    /// another client.
+    /// client takes only an offer of the address that it holds. Exception: if the address is kept
+    /// after the expiry of its lease, and the lease's own server offers another address, the kept
+    /// address is lost, because this server may grant it to another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

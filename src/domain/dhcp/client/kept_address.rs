@@ -1,22 +1,24 @@
 //! Keeping an address whose lease has expired without an answer of a server. A client keeps its
 //! address only if `onLeaseLoss` of the network is `Keep`.
 //!
-//! RFC 2131, 4.4.5 requires a client to stop using such an address. But a guest continues to
-//! announce the address in any case, and an absent DHCP server is likelier than an address that is
-//! granted twice. The client therefore keeps the address, so that traffic is not interrupted, and
-//! continues to ask servers for it. The address is lost when a server refuses it or grants another
-//! address, or when the lease's own server offers another address. Invariant: the address is lost
-//! after two consecutive ARP questions that several hosts answer, if one of these hosts is not a
-//! known announcer.
+//! RFC 2131, 4.4.5 requires a client to stop using such an address. This client keeps it, so that
+//! traffic is not interrupted: a guest continues to announce the address in any case, and an absent
+//! DHCP server is likelier than an address that is granted twice. The client continues to ask
+//! servers for the address. The address is lost if one of these happens:
+//!
+//! * A server refuses the address, or grants another address.
+//! * The lease's own server offers another address.
+//! * Twice in a row, several stations answer an ARP question about the address, and at least one of
+//!   them is not a known announcer.
 
 use super::super::{ClientTrouble, Mac};
 use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Limit of consecutive ARP questions about a kept address that several stations answer, at least
-/// one of which is not a known announcer. At this number, the address is lost to another host. One
-/// such question is normal when an announcer moves to another node.
+/// Smallest number of consecutive ARP questions with a double answer at which a kept address is
+/// lost. A double answer comes from several stations, and at least one of them is not a known
+/// announcer. One double answer is normal when an announcer moves to another node.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {
@@ -32,10 +34,11 @@ impl DhcpClient {
         self.record(Some(ClientTrouble::Kept));
     }
 
-    /// Decides whether another host also has the kept address. If so, the address is lost. If not,
-    /// the next question is planned. `stations`: the stations that answered the last ARP question
-    /// about this address. A station that answered alone does not count as another host: it may be
-    /// the announcer on another node.
+    /// Handles the answers to an ARP question about the kept address. `stations`: the stations that
+    /// answered. A station that answered alone may be the announcer on another node. But another
+    /// host may have the address if several stations answered, and one of them is not a known
+    /// announcer. If this was so for `MOST_DOUBLE` questions in a row, the address is lost.
+    /// Otherwise, the next question is planned.
     pub(super) fn kept_answered(&mut self, mut inquiry: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !inquiry.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

@@ -1,4 +1,4 @@
-//! DHCP client of one lease. Input: frames, changes of the link, news of written records, times,
+//! DHCP client of one lease. Input: frames, changes of the link, reports of written records, times,
 //! and the request to release. Output: frames, records, events, and the client's end. Invariants:
 //!
 //! * The client sends only while its link is up.
@@ -153,8 +153,9 @@ impl DhcpClient {
         client
     }
 
-    /// Makes the client request the address `announced` first. The client has no lease: it lost
-    /// this address before the restart.
+    /// Makes the client request the address `announced` first, and ask by ARP whether its
+    /// announcers still announce it. Precondition: the client has no lease, and lost this address
+    /// before the restart.
     #[must_use]
     pub fn remembering(mut self, announced: AnnouncedAddress) -> Self {
         self.former = Some(FormerAddress {
@@ -313,9 +314,9 @@ impl DhcpClient {
         self.options.proxy = proxy;
     }
 
-    /// First step of each method that gets the current time `now`. Moves the client's clock forward
-    /// to `now`. If the lease has expired, the client loses or keeps the address. The client keeps
-    /// the address if `options.keep` is set and a record with the address was written.
+    /// Moves the client's clock forward to `now`. If the lease has expired: keeps the address if
+    /// `options.keep` is set and a record with the address was written, otherwise loses it. Each
+    /// method that gets the current time calls this method first.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {

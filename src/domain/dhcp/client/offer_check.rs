@@ -1,4 +1,4 @@
-//! Check of offers and grants. The client refuses an unusable offer or grant of any server.
+//! Check of offers and grants: whether the client can use them.
 //!
 //! Invariant: the client refuses an address that could take over a host's own traffic, such as a
 //! loopback or multicast address. The controller checks for other conflicts (ranges of pools, other
@@ -16,9 +16,9 @@ const SHORTEST_LEASE: u32 = 10;
 /// Fault of an offer with a shorter lease time than [`SHORTEST_LEASE`].
 const TOO_SHORT: &str = "its lease time is shorter than 10 s";
 
-/// Checks whether an offer or a grant can be used. `subnets`: subnets from which addresses may be
-/// leased. Empty: any address may be leased. `Err`: the reason why it cannot be used. If several
-/// reasons apply: the first one in the order of the checks.
+/// Checks whether an offer or a grant can be used. `Err`: the reason why it cannot be used. If
+/// several reasons apply: the first one in the order of the checks. `subnets`: subnets from which
+/// addresses may be leased. Empty: any address may be leased.
 pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), &'static str> {
     let ServerReply { address, server, gateway, prefix, seconds, .. } = *reply;
     let [first, ..] = address.octets();

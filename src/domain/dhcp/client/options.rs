@@ -23,10 +23,10 @@ pub struct ClientOptions {
     /// with different phases send their first messages and renewals at different times.
     pub phase: u32,
     /// Whether each message asks servers to broadcast their answers. `false`: a message asks for a
-    /// broadcast only while the client's address may be in use. The option is for dnsmasq on a
-    /// router. When dnsmasq grants an address by unicast, it writes an ARP entry for the address
-    /// (SIOCSARP, src/dhcp.c). Then the router would send the address's traffic to this client,
-    /// which does not serve the address.
+    /// broadcast only while the client's address may be in use. `true` is for dnsmasq on a router:
+    /// when it grants an address by unicast, it writes an ARP entry for the address (SIOCSARP,
+    /// src/dhcp.c). The router would then send the address's traffic to this client, which does not
+    /// serve the address.
     pub broadcast: bool,
     /// Subnets from which addresses may be leased. Empty: any address may be leased.
     pub subnets: Arc<[Ipv4Net]>,

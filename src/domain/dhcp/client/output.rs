@@ -259,7 +259,7 @@ pub enum IgnoreReason {
     /// The client does not wait for this answer, or cannot use it.
     Unasked,
     /// The answer is from a server that the client does not expect. A client that takes an offer
-    /// expects the server of this offer. A client that holds a lease expects the lease's server,
-    /// and accepts grants of other servers only later.
+    /// expects the server of this offer. A client that holds a lease expects the lease's server. It
+    /// accepts grants of other servers only after T2, or after several REQUESTs to all servers.
     OtherServer,
 }

@@ -1,15 +1,11 @@
-//! Giving an address back to its server.
+//! Giving an address back to its server. Invariants:
 //!
-//! Invariant: before the RELEASE of a published address, the client asks by ARP whether a station
-//! still has the address. If a station answers, no RELEASE is sent, because the server would grant
-//! the address to another host. A guest may still announce the address, because it has not observed
-//! the deletion of its load balancer. The client does not ask in two cases:
-//!
-//! * ARP probes are off.
-//! * A station answers ARP for all addresses.
-//!
-//! Invariant: no RELEASE is sent for a lease that has expired, because the server may have granted
-//! the address to another host since. A client that keeps its address may have such a lease.
+//! * No RELEASE is sent for a published address that a station still announces, because the server
+//!   would grant the address to another host. For example, a guest announces the address until it
+//!   has observed the deletion of its load balancer. So the client asks by ARP first. Exception: it
+//!   does not ask if ARP probes are off, or if a station answers ARP for all addresses.
+//! * No RELEASE is sent for a lease that has expired, because the server may have granted the
+//!   address to another host since. A kept address may have such a lease.
 
 use std::time::Duration;
 
@@ -42,9 +38,10 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Puts off a release that has begun, because the caller may not send now. The release goes on
-    /// at the time `until`. If the client asks by ARP before a RELEASE, it then asks again: the
-    /// network may have lost the former questions, and a station may have taken the address.
+    /// Puts off the release to the time `until`, because the caller may not send now. Does nothing
+    /// if no release has begun. If the client asks by ARP before a RELEASE, it asks again at this
+    /// time: the network may have lost the former questions, or a station may have taken the
+    /// address since.
     pub fn put_off_release(&mut self, until: Duration) {
         let asks = self.asks_before_release();
         match &mut self.phase {

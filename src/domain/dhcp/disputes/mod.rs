@@ -7,10 +7,11 @@
 //!
 //! A router with proxy ARP (`proxy_arp_pvlan`, `ip local-proxy-arp`, private VLANs) disputes every
 //! address that its DHCP server grants. If the client declined each of these addresses, the server
-//! would not grant them again for a day or for a lease time. Soon, no address would be left.
-//! Therefore, the agent observes the station that sends the grants: the DHCP server, or the router
-//! to the server. If this station has disputed two addresses, no client sends a DECLINE when the
-//! station disputes another address. The clients do not use a disputed address either.
+//! would not grant them again for a day or for a lease time, and would soon have none left.
+//!
+//! So a station counts as one that answers for all addresses if it sends the grants (as the DHCP
+//! server, or the router to it) and has disputed two different addresses in a row. An address that
+//! such a station disputes is not used, but no DECLINE is sent for it.
 
 use std::net::Ipv4Addr;
 

@@ -116,8 +116,8 @@ impl GrantedLease {
     /// * after the expiry, if the address is kept: [`Self::shortest_wait`]
     /// * for a lease that never expires: one hour
     ///
-    /// In the first two cases, the time is at least [`Self::shortest_wait`]. But the next REQUEST
-    /// comes at T2, or at the expiry, at the latest.
+    /// In the first two cases, the time is at least [`Self::shortest_wait`], but it ends at T2, or
+    /// at the expiry, at the latest.
     pub(super) fn ask_again(&self, now: Duration) -> Duration {
         let rebind = self.rebind.filter(|rebind| now < *rebind);
         match rebind.or(self.expires) {
@@ -140,11 +140,10 @@ pub(super) struct LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// Times of a lease of `seconds`. `t1`, `t2`: the values that the server sent, in seconds. If
-    /// the server sent no T1, half of the lease time is used. If it sent no T2, seven eighths of
-    /// the lease time are used. Both defaults are used if T1 is earlier than [`EARLIEST_T1`]
-    /// allows, or if T1 < T2 < lease time does not hold. A lease that never expires has a T1 of one
-    /// day and no T2.
+    /// Times of a lease of `seconds`. `t1`, `t2`: the values that the server sent, in seconds. The
+    /// default for a missing T1 is half of the lease time, and for a missing T2 seven eighths. Both
+    /// defaults are used if T1 is earlier than [`EARLIEST_T1`] allows, or if T1 < T2 < lease time
+    /// does not hold. A lease that never expires has a T1 of one day and no T2.
     pub fn of(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Self {
         if seconds == FOR_EVER {
             return Self { t1: DAILY, t2: None, end: None };
@@ -158,10 +157,10 @@ impl LeaseTimes {
         Self { t1, t2: Some(t2), end: Some(end) }
     }
 
-    /// Length of the time before T1 over which the renewals of many leases are spread. It is a
-    /// fifth of the lease time, but at most half of T1, and at most [`WIDEST_SPREAD`]. Leases of
-    /// the same length have the same spread, unless a server sends a T1 below two fifths of the
-    /// lease time.
+    /// Length of the time before T1 over which the renewals of many leases are spread: a fifth of
+    /// the lease time, but at most half of T1, and at most [`WIDEST_SPREAD`]. Leases of the same
+    /// length have the same spread, as [`on_grid`] needs it, unless a server sends a T1 below two
+    /// fifths of the lease time.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)

@@ -1,13 +1,14 @@
 //! Identity by which a DHCP server knows the holder of a lease: hardware address, client
-//! identifier, host name.
+//! identifier, host name. Invariants:
 //!
-//! Some servers identify a client by the hardware address, others by the client identifier. A
-//! client that changes one of the two loses its address at some servers. Each identity is therefore
-//! derived from facts that stay the same when a LoadBalancer is deleted and created again: the
-//! cluster, the network, namespace and name. Invariant: the derived identity is the same in every
-//! process and every version. The identity is derived by a cryptographic hash, because tenants
-//! choose names. With a weak hash, a tenant could find a name that gives the identity of another
-//! tenant's LoadBalancer, and could take over the address of that LoadBalancer.
+//! * The derived identity is the same in every process and every version. Some servers identify a
+//!   client by the hardware address, others by the client identifier, so a client that changes one
+//!   of the two loses its address at some servers. Therefore, the identity is derived only from
+//!   facts that stay the same when a LoadBalancer is deleted and created again: the cluster, the
+//!   network, namespace and name.
+//! * The identity is derived by a cryptographic hash, because tenants choose names. With a weak
+//!   hash, a tenant could find a name that gives the identity of another tenant's LoadBalancer, and
+//!   could take over the address of that LoadBalancer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -156,9 +157,9 @@ impl ClientIdentity {
     }
 }
 
-/// Makes one label of a DNS name from a LoadBalancer's name. Such a name has lower-case letters,
-/// digits, `-` and `.`, and begins with a letter or a digit. A name of more than 63 characters is
-/// cut, and gets digits of `hash` at its end, because two names may differ only at their end.
+/// Makes one label of a DNS name from a LoadBalancer's name: a `.` becomes `-`. A name of more than
+/// 63 characters is cut, and gets digits of `hash` at its end, because two names may differ only at
+/// their end. Precondition: the name begins with a lower-case letter or a digit.
 fn hostname(name: &str, hash: &[u8]) -> String {
     let label = |length| {
         let label = name.chars().map(|c| if c == '.' { '-' } else { c }).take(length);

@@ -1,9 +1,8 @@
 //! DHCP messages that a client sends or reads.
 //!
-//! Invariant: a message that [`read`] accepts is for the client's hardware address, and has the
-//! DHCP cookie, a type and a valid server address. The message has no client identifier of another
-//! client. If the protocol fixes the length of an option, an option of another length counts as
-//! missing. The caller checks everything else.
+//! Invariant: a message that [`read`] accepts has the DHCP cookie, a type and a valid server
+//! address. The message is for the client's hardware address, and has no client identifier of
+//! another client. The caller checks everything else.
 
 use std::net::Ipv4Addr;
 

@@ -1,10 +1,9 @@
-//! Writing and reading the options of a DHCP message (RFC 2132, 3396).
+//! Writing and reading the options of a DHCP message (RFC 2132, 3396). An area is a part of the
+//! message that contains options: the options field, and the fields `file` and `sname` if they are
+//! used for options. Invariants:
 //!
-//! Invariants:
-//!
-//! * An area is the options field, or the field `file` or `sname` if it contains options. An option
-//!   that goes beyond the end of its area makes the whole message unreadable. The length of this
-//!   option is wrong, so its value may cover other options.
+//! * An option that goes beyond the end of its area makes the whole message unreadable. The length
+//!   of this option is wrong, so its value may cover other options.
 //! * If an option occurs more than once, its values from all areas are concatenated.
 
 pub const SUBNET_MASK: u8 = 1;

@@ -1,20 +1,20 @@
 //! Reasons not to publish a leased address: another object has the address or may get it, or the
 //! address does not belong to the network.
 //!
-//! A network's DHCP server chooses the addresses, and a tenant may run that server. If that server
-//! leased an address of the cluster itself, the cluster's traffic would go to the tenant's VMs
-//! (CVE-2020-8554).
+//! A tenant may run the DHCP server of a network. If this server leased an address of the cluster
+//! itself, the cluster's traffic would go to the tenant's VMs (CVE-2020-8554).
 //!
-//! Two networks count as the same if they have the same bridge and the same VLAN. The network of a
-//! pool is compared in the same way. A published address stays published even if a pool's ranges
-//! now contain it, or if the CIDR or gateway of its network changed. A published address is
-//! withdrawn in these cases:
+//! Only these reasons count against an address that is already published:
 //!
 //! * A pool on the same network, or a global pool, has allocated the address to another
 //!   LoadBalancer.
 //! * An older LoadBalancer on the same network also publishes the address.
 //! * The cluster itself has the address. Ingress addresses of Services do not count here.
-//! * The address's own lease names this address as the gateway.
+//! * The address's own lease has this address as the gateway.
+//!
+//! So such an address stays published if a pool's ranges now contain it, or if the CIDR or gateway
+//! of its network has changed. Two networks count as the same if they have the same bridge and the
+//! same VLAN.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

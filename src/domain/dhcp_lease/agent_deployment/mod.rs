@@ -1,9 +1,10 @@
-//! Deployment of a network's agent. The operator creates, updates and deletes the Deployment.
+//! Deployment of a network's agent. The operator creates, updates and deletes the Deployment. The
+//! fields that depend on the network are set here. All other fields come from the chart's template.
+//! Invariants:
 //!
-//! The fields that depend on the network are set here; all other fields come from the chart's
-//! template. A network's name is always a whole value: an argument, an annotation, or strings in
-//! the JSON for Multus. So a name cannot add an argument or a field. Invariant: a Deployment
-//! without the operator's own label is never changed or deleted.
+//! * A Deployment without the operator's own label is never changed or deleted.
+//! * A network's name cannot add an argument or a field. It is always a whole value: an argument,
+//!   an annotation, or strings in the JSON for Multus.
 
 use serde_json::{Value, json};
 
@@ -25,9 +26,9 @@ const DIGITS: usize = 16;
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Name that the interface on the agent's network has in the pod.
 const INTERFACE: &str = "net1";
-/// Prefix of a label on nodes. The rest of the label names a cluster network that the node has. The
-/// value of the label is "true". Source: network-controller-harvester,
-/// pkg/controller/manager/nad/controller.go.
+/// Prefix of a label on the nodes that have a cluster network. The rest of the label's key is the
+/// name of the cluster network, and the label's value is "true". Source:
+/// network-controller-harvester, pkg/controller/manager/nad/controller.go.
 pub const LABEL_CLUSTER_NETWORKS: &str = "network.harvesterhci.io/";
 /// Name of the cluster network that each node has.
 const MANAGEMENT: &str = "mgmt";

@@ -1,12 +1,13 @@
-//! Takeover of kube-vip's lease by the host, with the same address.
+//! Takeover of kube-vip's lease by the host, with the same address. Steps:
 //!
-//! A takeover is possible only for a VM load balancer, because its Service is in this cluster.
-//! Also, the LoadBalancer's annotation must choose the host to lease the address. First, the
-//! identity of kube-vip's client is written on the LoadBalancer. Then the Service is deleted, so
-//! that kube-vip gives the address back (`deleteService` in pkg/services/services.go stops its
-//! client, which sends a RELEASE). After that, the host asks for the same address, as the same
-//! client. In any other order, kube-vip would release the address at the server after the host has
-//! leased it.
+//! 1. The identity of kube-vip's client is written on the LoadBalancer.
+//! 2. The Service is deleted. Then kube-vip stops its client, which sends a RELEASE
+//!    (`deleteService` in pkg/services/services.go).
+//! 3. The host asks for the same address, as the same client.
+//!
+//! In any other order, kube-vip would release the address at the server after the host has leased
+//! it. A takeover is possible only for a VM load balancer, because its Service is in this cluster.
+//! The LoadBalancer's annotation must also choose the host to lease the address.
 
 use std::time::Duration;
 

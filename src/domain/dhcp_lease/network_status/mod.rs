@@ -1,11 +1,10 @@
-//! Status of the host's leases on a network, in an annotation on the network's
-//! NetworkAttachmentDefinition. The status names the agent that serves the network, and the time
-//! since which the agent serves it. If no agent serves the network, the status says why. An agent
-//! keeps its former options while one of its network's annotations is not valid
-//! ([`WantedAgent::Faulty`]). The status then names this annotation.
+//! Status of the host's leases on a network, as JSON in an annotation on the network's
+//! NetworkAttachmentDefinition, because this kind has no field for a status. The annotation is
+//! written only when the status changes. The status says:
 //!
-//! A NetworkAttachmentDefinition has no field for a status, so the annotation holds the status as
-//! JSON. The annotation is written only when the status changes.
+//! * The pod that serves the network, and since when. If no pod serves it: the reason.
+//! * The annotation of the network that is not valid, if there is one. Until it is corrected, the
+//!   agent keeps its former options ([`WantedAgent::Faulty`]).
 
 use chrono::{DateTime, FixedOffset};
 use serde::{Deserialize, Serialize};

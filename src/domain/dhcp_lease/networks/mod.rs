@@ -28,9 +28,9 @@ pub struct DhcpNetworks {
     /// Key: `namespace/name`. Value: form of client identifiers on the network. The operator does
     /// not create the agents of these networks.
     pub listed: BTreeMap<String, ClientIdForm>,
-    /// Namespaces in which a NetworkAttachmentDefinition may declare its network. In another
-    /// namespace, a tenant may be able to write a NetworkAttachmentDefinition. The tenant could
-    /// then start an agent, which has Linux capabilities.
+    /// Namespaces in which a NetworkAttachmentDefinition may declare its network. A declaration
+    /// starts an agent, which has Linux capabilities. So this set must contain no namespace in
+    /// which a tenant may write NetworkAttachmentDefinitions.
     pub namespaces: BTreeSet<String>,
     /// Network on which the host leases for VM load balancers that name no network, as
     /// `namespace/name`. The network must also be a declared one. Empty: there is no such network.

@@ -2,8 +2,8 @@
 //! same purpose, kube-vip's annotation is used.
 //!
 //! A DHCP server recognises kube-vip only by its hardware address, or by its host name, which
-//! kube-vip also sends as the client identifier. To a DHCP server, a LoadBalancer with kube-vip's
-//! annotations is therefore the same client as kube-vip. Invariants:
+//! kube-vip also sends as the client identifier. To the server, a client with the same hardware
+//! address and host name is therefore the same client. Invariants:
 //!
 //! * An identity changes only with a new record.
 //! * The client never uses a hardware address that may belong to another machine's hardware.

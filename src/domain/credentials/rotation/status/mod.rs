@@ -1,7 +1,7 @@
 //! Conversion between a rotation's recorded state and its status, and the conditions in that
 //! status.
 //!
-//! Invariant: a status contains no credential. It names a credential by name and hash.
+//! Invariant: a status may contain the name and hash of a credential, never the credential itself.
 
 use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring_condition, minter_condition};

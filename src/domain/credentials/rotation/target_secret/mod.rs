@@ -33,9 +33,9 @@ pub struct TargetRead {
     /// Kubeconfig in the target. `None`: the target is not a Secret with a kubeconfig, or cannot be
     /// used.
     kubeconfig: Option<Kubeconfig>,
-    /// Server in the target's kubeconfig. The target's users send the token to this server. `None`:
-    /// the target is a watched Secret, cannot be used, or names no server. If it names no server,
-    /// the users send the token to the token's issuer.
+    /// Server in the target's kubeconfig, to which the target's users send the token. `None`: the
+    /// target is a watched Secret, has no kubeconfig, or cannot be used. Without a kubeconfig, the
+    /// users send the token to its issuer.
     pub reach: Option<ServerEndpoint>,
 }
 

@@ -1,5 +1,5 @@
-//! Credentials that are only watched. A status lists them in a fixed order, and a message names the
-//! credentials that expire soon.
+//! Credentials that a status lists with their expiry: watched ones, and those that children
+//! replace. A text names the watched credentials that expire soon.
 //!
 //! Invariants:
 //!
@@ -99,10 +99,10 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Keeps the first reported expiry of each credential that has expired. `before`: list in the
-/// earlier status. A credential that has expired in both lists gets the expiry in `before`. The
-/// reason: if Rancher does not say when a token ended, the time of the read is reported as the
-/// expiry, so each read reports another one.
+/// Keeps the first reported expiry of each expired credential. If the credential had also expired
+/// in `before`, the list in the earlier status, its expiry is taken from `before`. Reason: if
+/// Rancher does not say when a token ended, the time of the read is reported as the expiry, so each
+/// read would report a later one.
 pub fn keep_first_expiries(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],

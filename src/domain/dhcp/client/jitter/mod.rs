@@ -1,8 +1,6 @@
-//! Spreading of the messages of many clients over time.
-//!
-//! Servers drop messages that come in bursts. For example, one server processed only 166 of 491
-//! releases that came within 7 ms. Another example is 200 renewals at once, which needed five
-//! seconds of retries.
+//! Spreading of the messages of many clients over time, because servers drop messages that come in
+//! bursts. For example, one server processed only 166 of 491 RELEASEs that came within 7 ms, and
+//! 200 renewals at once needed five seconds of retries.
 
 use std::time::Duration;
 

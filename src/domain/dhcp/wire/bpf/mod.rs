@@ -1,12 +1,11 @@
 //! Filter of a packet socket, as a program of the classic Berkeley packet filter.
 //!
-//! Invariant: a filter passes every frame that the client may need. A filter checks only fixed
-//! positions of a frame, so it also passes some other frames. The client checks each frame again.
+//! Invariant: a filter accepts every frame that the client may need. A filter checks only some
+//! fields of a frame, so it also accepts other frames. The client checks each frame again.
 //!
 //! No crate or library is used to make the program. With the crates `bpf` and `classic_bpf`, the
-//! caller still has to count the instructions that each jump skips. These crates can also attach a
-//! program to a socket, but `socket2` already does this. libpcap compiles filters from text, but
-//! then the agent, which has privileges, would link a C library.
+//! caller still has to count the instructions that each jump skips. libpcap compiles filters from
+//! text, but then the agent, which has privileges, would link a C library.
 
 /// Frames that a client needs, or that the kernel hands to the agent's socket. Each variant
 /// includes the frames of the variants before it.

@@ -77,7 +77,7 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
 
 /// Hardware address of the client that sends or receives the DHCP message in a frame. The agent has
 /// one socket for all clients, and gives the frame to this client. `None`: the frame has no DHCP
-/// message. The agent gives such a frame, for example ARP, to all clients that wait for ARP.
+/// message. For example, it is an ARP frame, which concerns every client that waits for ARP.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
         FrameContent::Udp(datagram) => message::holder(datagram.payload),
