@@ -1,11 +1,8 @@
 //! Decisions of the operator, as plain functions of known facts.
 //!
 //! Invariant: nothing here waits, reads a clock, draws a random number or does I/O. Time and
-//! outside facts are arguments. `Cargo.toml` beside this file names no client, no async runtime and
-//! no source of random numbers. `clippy.toml` forbids functions and types of the standard library
-//! and of chrono, such as `SystemTime::now`, even if they are imported under another name. The test
-//! `tests/it/architecture` refuses `async`, `await` and the standard library's modules for I/O,
-//! threads and locks, except in code of tests.
+//! outside facts are arguments. `Cargo.toml` and `clippy.toml` in this folder and the test
+//! `tests/it/architecture` enforce the invariant.
 
 pub mod admission;
 pub mod conversion;
@@ -76,9 +73,9 @@ impl LbFacts {
     }
 
     /// Address that the pool `pool` cannot give to the LoadBalancer: the published address, if it
-    /// is from another pool. A move to a new address ends only when the Service no longer asks for
-    /// the published one, so a move to the same address would never end. `None`: no address from
-    /// another pool is published, or a guest announces the address.
+    /// is from another pool. `None`: no address from another pool is published, or a guest
+    /// announces the address. Reason: a move to a new address ends only when the Service no longer
+    /// asks for the published one, so a move to the same address would never end.
     pub fn moves_off(&self, pool: &str) -> Option<IpAddr> {
         let published = self.published.as_ref().filter(|claim| !self.guest && claim.pool != pool);
         published.map(|claim| claim.ip)

@@ -6,9 +6,8 @@
 
 use std::time::Duration;
 
-/// Delay before the next attempt: `first`, doubled once for each of the `failures`, but at most
-/// `most`. For 0 failures, the delay is `first`. `jitter`, from 0.0 to 1.0, shortens the result by
-/// up to half.
+/// Delay before the next attempt: `first`, doubled for each of the `failures` (at most 20 times),
+/// but not more than `most`. `jitter`, from 0.0 to 1.0, shortens the result by up to half.
 pub fn backoff(failures: u32, first: Duration, most: Duration, jitter: f64) -> Duration {
     let doubled = first.saturating_mul(1 << failures.min(20));
     doubled.min(most).mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)

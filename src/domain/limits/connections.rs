@@ -1,16 +1,13 @@
-//! Connections that a listener has accepted. If there is no room for a new connection,
-//! [`ConnectionTable`] chooses the connection to close.
+//! Table of the connections that a listener has accepted. If the table is full, [`ConnectionTable`]
+//! chooses the connection that is closed to make room for a new one.
 //!
 //! Invariants:
-//! * a new connection always gets room, so no connection waits behind connections of other sources;
+//! * a new connection always gets room, so it waits for no connection of another source;
 //! * if the table is full, the source with the most connections loses one, even if all of them are
-//!   busy. A source loses a connection only to itself, or to a source that has fewer connections.
-//!   So a source that opens many connections takes none from a source with few, such as an API
-//!   server;
-//! * a connection without a whole request is closed first, and a connection whose answer is being
-//!   sent is closed last. Two things can be lost: an answer that is being sent, and a request whose
-//!   connection is still in the handshake. To every other request, the listener sends an answer
-//!   that makes an API server repeat the request (503 with `Retry-After`).
+//!   busy. A source loses a connection only to itself, or to a source that has fewer. So a source
+//!   with few connections, such as an API server, loses none to a source that opens many;
+//! * of the connections of one source, a connection without a whole request is closed first. A
+//!   connection whose answer is being sent is closed last, because the answer may be lost.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -75,14 +72,12 @@ struct ConnectionSeat<T> {
 }
 
 impl<T> ConnectionSeat<T> {
-    /// Rank among the connections that may be closed. These are the connections of the source with
-    /// the most, or of several sources if these have equally many. The connection with the lowest
-    /// rank is closed first. So connections are closed in this order:
+    /// Rank among the connections that may be closed. The connection with the lowest rank is closed
+    /// first:
     ///
     /// 1. Connections without a whole request, the oldest phase first
-    /// 2. Connections whose request is being processed, the newest phase first. The connection with
-    ///    the oldest request stays longest, because this request will be answered next. So a source
-    ///    with too many requests still gets answers.
+    /// 2. Connections whose request is being processed, the newest phase first. So the oldest
+    ///    request, which will be answered next, keeps its connection.
     /// 3. Connections whose answer is being sent, the oldest phase first
     fn rank(&self) -> (u8, Duration) {
         match self.phase {

@@ -32,8 +32,8 @@ impl<T> FairQueue<T> {
     /// because of a limit. `None`: no entry is dropped.
     /// * If the namespace has [`OF_ONE`] entries, the new entry is dropped.
     /// * If the queue has [`IN_ALL`] entries, the namespace with the most entries loses its newest
-    ///   entry. This namespace must have at least two entries more than the new entry's namespace.
-    ///   Otherwise, the new entry is dropped.
+    ///   entry. Exception: if no namespace has at least two entries more than the new entry's
+    ///   namespace, the new entry is dropped.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.turns.iter().find(|(name, _)| name == namespace);
         let own = own.map_or(0, |(_, list)| list.len());

@@ -1,10 +1,10 @@
-//! Pace of reconciles: bounds how often an object that changes all the time is reconciled.
+//! Pace of reconciles: limits how often an object that changes all the time is reconciled.
 //!
 //! A tenant can change an object as often as the API server answers, and each reconcile may cost
-//! several calls. Without a bound, the reconciles of all other objects wait for these calls.
-//! Kubernetes bounds its own controllers in a similar way: its EndpointSlice controller can gather
-//! the changes of pods for a fixed time (`--endpointslice-updates-batch-period`). Here, the first
-//! changes of an object are never delayed.
+//! several calls. Without a limit, the reconciles of all other objects wait for these calls.
+//! Kubernetes' EndpointSlice controller has a similar limit
+//! (`--endpointslice-updates-batch-period`). Here, the first changes of an object are never
+//! delayed.
 
 use std::collections::HashMap;
 use std::time::Duration;

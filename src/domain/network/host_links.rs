@@ -1,11 +1,10 @@
-//! VLAN links of nodes, from Harvester's HostNetworkConfigs. They show on which nodes an announcer
-//! reaches a VLAN.
+//! VLAN links of nodes, from Harvester's HostNetworkConfigs. The links decide on which nodes an
+//! announcer reaches a VLAN.
 //!
-//! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. The
-//! controller's agent creates the link `<bridge>.<vlan>` on each node that the HostNetworkConfig's
-//! selector matches, and adds the bridge itself to the VLAN. For each of these nodes, the agent
-//! writes into the HostNetworkConfig's status whether both steps succeeded. Nodes that the selector
-//! does not match are not in the status.
+//! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. On
+//! each node that the HostNetworkConfig's selector matches, the controller's agent creates the link
+//! `<bridge>.<vlan>`, and adds the bridge itself to the VLAN. The status of the HostNetworkConfig
+//! lists exactly these nodes, and says for each of them whether both steps succeeded.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -27,8 +27,7 @@ pub enum Segment {
     /// A network with this name, whose bridge and VLAN are unknown.
     Named(String),
     /// Unknown segment, which counts as every segment. Examples: the networks are not listed yet,
-    /// the pool of an address was deleted and nothing shows its network, or the network of a
-    /// LoadBalancer is not known.
+    /// or the network of a LoadBalancer or of a deleted pool is not known.
     Unlisted,
 }
 

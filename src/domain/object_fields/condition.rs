@@ -15,9 +15,9 @@ pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) 
     }
 }
 
-/// Returns `list` with the condition `new`, which replaces a condition of the same type. `now`:
-/// time of the update (RFC 3339). `None`: `list` already has this condition with the same status,
-/// reason and message. The transition time changes only if the status changes, or if the old
+/// Returns `list` with the condition `new`, which replaces a condition of the same type. `None`:
+/// `list` already has a condition with the same type, status, reason and message. `now`: time of
+/// the update (RFC 3339). It becomes the transition time only if the status changes, or if the old
 /// condition has no such time.
 pub(crate) fn with_condition(
     list: &[Condition],

@@ -1,10 +1,9 @@
 //! Order of resourceVersions.
 //!
-//! Versions of one resource are decimal numbers, and each write makes a greater one. Since
-//! Kubernetes 1.35, KEP-5504 makes this rule a part of the API and of conformance. Before, the rule
-//! followed from etcd's revisions. A version that is not a number has no order, so the version that
-//! arrives later counts as newer. So a view of objects with such versions may accept an older
-//! state, but never refuses all later states.
+//! Versions of one resource are decimal numbers, and each write makes a greater one: by KEP-5504
+//! since Kubernetes 1.35, and by etcd's revisions before. A version that is not a number has no
+//! order, so the version that arrives later counts as newer. A view of objects with such versions
+//! may accept an older state, but it cannot get stuck: it always accepts the next state.
 
 /// Parses a resourceVersion as a number of at most 128 bits. `None`: the text is not such a number,
 /// so the version cannot be ordered.

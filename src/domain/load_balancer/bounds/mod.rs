@@ -1,9 +1,9 @@
-//! Limits on the data that this process holds in memory, writes and reports about a LoadBalancer.
-//! The limits do not depend on the size of the stored object.
+//! Limits on the data that this process holds in memory, writes and reports about a LoadBalancer,
+//! whatever the size of the stored object.
 //!
-//! The schema and admission refuse larger objects. But they have not checked objects that were
-//! stored before these limits existed, or objects under Harvester's own CRD, which has no limits.
-//! So objects are trimmed here before a view keeps them. Invariants of a trimmed object:
+//! The schema and admission refuse larger objects. But some objects were stored before these limits
+//! existed, or under Harvester's own CRD, which has no limits. So [`trim`] cuts each object before
+//! a view keeps it. Invariants of a trimmed object:
 //! * its size is at most 20 KiB, not counting the names of listeners and a bundle of certificates;
 //! * decisions from the trimmed object are the same as from the whole object. Exceptions: numbers
 //!   in messages, and addresses after about the first 600 of `status.backendServers` ([`lists`]).

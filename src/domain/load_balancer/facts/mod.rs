@@ -215,9 +215,9 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     allocated_ip(lb).filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
 }
 
-/// Whether `status.backendServers` of the LoadBalancer has this address. If a view has cut the
-/// list, the result is `false` for all but its first addresses ([`bounds::lists`]). Only the
-/// operator writes this list: admission refuses the changes of other clients.
+/// Whether `status.backendServers` of the LoadBalancer has this address. In a trimmed list, only
+/// about the first 600 addresses are found ([`bounds::lists`]). Only the operator writes this list:
+/// admission refuses the changes of other clients.
 pub fn lists_backend(lb: &LoadBalancer, address: IpAddr) -> bool {
     let stored = lb.status.as_ref().and_then(|status| status.backend_servers.as_deref());
     bounds::lists(stored.unwrap_or_default(), &address.to_string())

@@ -30,14 +30,13 @@ pub use moving::{keep_old_address, keep_while_served, may_lead_to, moves_from};
 /// reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressOutcome {
-    /// The address comes from a pool. The value is the answer of the pools' ledgers, except in two
-    /// cases. If the reconcile itself refuses an address, the value is `Waiting` with the reason.
-    /// If the LoadBalancer changes its address, and its Service may still use the published one,
-    /// the value is `Held` with the published claim.
+    /// The address comes from a pool. The value is the allocator's answer, with two exceptions:
+    /// * `Waiting` with the reason, if the reconcile itself refuses an address;
+    /// * `Held` with the published claim, while the LoadBalancer changes its address and its
+    ///   Service may still use the published one.
     Pool(ClaimResult),
-    /// The announcer leases the address by DHCP. The text is the reason why the announcer leases
-    /// the address and the host does not. `None`: an earlier reconcile decided this, and stored the
-    /// reason.
+    /// The announcer leases the address by DHCP. The text says why the announcer leases it instead
+    /// of the host. `None`: an earlier reconcile has stored the reason in the condition `Ready`.
     Guest(Option<String>),
     /// The host leases the address by DHCP. The value is the address that may be published, or the
     /// reason why there is none.
@@ -149,9 +148,9 @@ pub fn address_and_ready(
     (new, ready)
 }
 
-/// Value of the annotation that records the present claim. A LoadBalancer that is restored without
-/// its status requests its former address by this annotation. `None`: the annotation is not
-/// changed, for example while the LoadBalancer waits for an address.
+/// Value of the annotation that records the present claim. `None`: the annotation is not changed,
+/// for example while the LoadBalancer waits for an address. A LoadBalancer that is restored without
+/// its status requests its former address by this annotation.
 fn allocated_annotation(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<String> {
     let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = outcome else { return None };
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
@@ -164,10 +163,13 @@ pub fn may_serve(lb: &LoadBalancer) -> bool {
     finalizers.iter().any(|f| f == LB_FINALIZER) && facts::allocated_ip(lb).is_some()
 }
 
-/// Whether a LoadBalancer of type vm that has no address now may still have its former Service.
-/// `true`: its status still publishes the former address, or `status.address` shows that the
-/// Service was announced. The view of Services cannot answer this: the view may not be complete
-/// yet, and it lacks a Service without the operator's label.
+/// Whether a LoadBalancer of type vm may still have its Service, although no address is allocated
+/// to it now. `true` in these cases:
+/// * the status still publishes the former address ([`may_serve`]);
+/// * `status.address` has an address, so the Service was announced.
+///
+/// The view of Services cannot answer this: it may not be complete yet, and it lacks a Service
+/// without the operator's label.
 pub fn may_have_service(lb: &LoadBalancer) -> bool {
     let address = lb.status.as_ref().and_then(|status| status.address.as_deref());
     may_serve(lb) || address.is_some_and(|address| !address.is_empty())
@@ -216,16 +218,16 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
     json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
 }
 
-/// The patch of `status.address` for a LoadBalancer that has no Service of the operator. `address`
-/// is the present value. Returns `None` if the value stays.
-/// * Type vm: if the LoadBalancer has lost its address, the value is removed, because no Service
-///   announces the address.
-/// * Type cluster: the guest writes the value, after it announces the address. The operator writes
-///   only if the value is empty or equals the allocated address of the present status. If so, it
-///   sets the new allocated address, or `0.0.0.0` if the announcer leases the address. If there is
-///   no new address, it removes the value. Reason for the write before the guest's own: the guest's
-///   cloud provider treats a LoadBalancer with an empty address as one that does not exist. So a
-///   guest that failed before its own write would never delete that LoadBalancer.
+/// Patch of `status.address` for a LoadBalancer that has no Service of the operator. `None`: the
+/// value stays. `address`: the present value. `old` and `new`: the present and the new
+/// `status.allocatedAddress`.
+/// * Type vm: the value is removed if `new` has no address, because no Service announces one.
+/// * Type cluster: a value that is neither empty nor the address of `old` is the guest's own, and
+///   stays. Any other value becomes the address of `new`, or is removed if `new` has none.
+///
+/// The operator writes the value for type cluster before the guest does, because the guest's cloud
+/// provider treats a LoadBalancer with an empty value as one that does not exist. So a guest that
+/// failed before its own write would never delete that LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -241,10 +243,11 @@ fn address_patch(
     }
 }
 
-/// The patch of a vm LoadBalancer's `status.address`. `address`: the present value. The new value
-/// is the first address at which the Service is announced, even if another address was requested.
-/// If the Service is not announced, the value is removed. Returns `None` if the value stays. During
-/// a change of pools, the old address stays until the new address is announced.
+/// Patch of `status.address` for a LoadBalancer of type vm with a Service. `None`: the value stays.
+/// The new value is the first address at which the Service is announced, even if another address
+/// was requested. If the Service is not announced, the value is removed. Exception: while the
+/// LoadBalancer changes its address, the old value stays until the new address is announced.
+/// `address`: the present value.
 fn announced_patch(address: Option<&str>, report: &ServingStatus) -> Option<Value> {
     if report.moving_from.is_some() {
         return None;

@@ -40,9 +40,10 @@ pub fn keep_old_address(old: Claim) -> AddressOutcome {
 }
 
 /// Outcome that keeps the published claim of a vm LoadBalancer after `spec.ipam` was changed to
-/// `dhcp`. The caller uses it while a finalizer delays the deletion of the Service, which asks for
-/// the claimed address. `None`: the status publishes no claim, or the LoadBalancer is of type
-/// cluster. A guest announces its new address without a Service, so this address need not wait.
+/// `dhcp`. The caller uses this outcome while a finalizer delays the deletion of the Service, which
+/// asks for the claimed address. `None`: the status publishes no claim, or the LoadBalancer is of
+/// type cluster. For type cluster, the leased address can be published at once, because a guest
+/// announces it without a Service.
 pub fn keep_while_served(lb: &LoadBalancer) -> Option<AddressOutcome> {
     facts::published(lb).filter(|_| listeners::is_vm(lb)).map(keep_old_address)
 }

@@ -1,9 +1,10 @@
 //! Addresses that the cluster itself uses, each with the object that reserves it: nodes, pod and
 //! service networks, Services, the management address.
 //!
-//! Invariant: an address is reserved as long as at least one object reserves it. A lookup costs one
-//! hash lookup for each prefix length in use, whatever the number of objects. Few lengths are in
-//! use, because most entries are single addresses. So a prefix trie from a crate would save
+//! Invariant: an address is reserved as long as at least one object reserves it.
+//!
+//! A lookup costs one hash lookup for each prefix length in use, whatever the number of objects.
+//! Few lengths are in use, because most entries are single addresses. So a prefix trie would save
 //! nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

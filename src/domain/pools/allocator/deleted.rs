@@ -1,4 +1,4 @@
-//! Deleted pools, and the addresses that LoadBalancers continue to publish after the deletion.
+//! Deleted pools, and the addresses from these pools that LoadBalancers continue to publish.
 //!
 //! No ledger has such an address, so a reservation protects it on the segments where it is
 //! announced ([`super::reserved`]). These segments are known in two cases:
@@ -7,8 +7,7 @@
 //! * the pool was not global, and was deleted in this term of leadership, so the allocator
 //!   remembers its network.
 //!
-//! In any other case, no stored object proves the network. The address is then reserved on every
-//! segment.
+//! Otherwise no stored object proves the network, and the address is reserved on every segment.
 
 use std::collections::HashSet;
 

@@ -1,30 +1,29 @@
-//! Allocator of addresses. It has all pools, all claims and all waiting LoadBalancers.
+//! Allocator of addresses. It has all pools, all claims and all waiters.
 //!
 //! The allocator is the desired content of the ledgers. In the leader, it belongs to one task, the
-//! ledger task. The task writes each changed pool by compare-and-swap. A LoadBalancer gets its
-//! address only after the API server has accepted the write of the claim. If another client has
-//! written a pool, the task reads the pool again, and merges it ([`PoolAllocator::merge`]). After a
-//! conflict of a write, the task decides its batch of requests again. This is safe, because every
-//! operation is idempotent.
+//! ledger task, which writes each changed pool by compare-and-swap. A LoadBalancer gets its address
+//! only after the API server has accepted the write of the claim. If another client has written a
+//! pool, the task reads the pool again, and merges it ([`PoolAllocator::merge`]).
 //!
 //! Invariants:
-//! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool. In
-//!   that case, the new address is claimed first. The old address is released only when a fresh
-//!   read from the API server shows that the new address is published. Exception: if two
-//!   LoadBalancers have one address, one of them may lose it when a stored pool is read
-//!   ([`restore`]), or when a term of leadership begins ([`reserved`]);
+//! * every operation is idempotent, so the task can decide a batch of requests again after a failed
+//!   write;
+//! * a LoadBalancer retains its address, unless its `spec.ipPool` names another pool. In that case,
+//!   the new address is claimed first. The old address is released only when a fresh read shows
+//!   that the new address is published. Exception: if two LoadBalancers have one address, one of
+//!   them may lose it when a stored pool is read ([`restore`]), or when a term of leadership begins
+//!   ([`reserved`]);
 //! * waiters are served oldest first, and before every later request;
 //! * no pool gives out an address in these cases:
-//!   * another pool holds the address on the same network ([`overlap`]);
-//!   * the address is reserved on that network, because another LoadBalancer publishes it there and
-//!     no ledger records it there ([`reserved`]). If the pool of that LoadBalancer was deleted, no
-//!     pool on any network gives out the address;
+//!   * another pool on the same segment has the address in its ledger ([`overlap`]);
+//!   * the address is reserved on that segment for another LoadBalancer ([`reserved`]). If the pool
+//!     of that LoadBalancer was deleted, no pool on any segment gives out the address;
 //!   * the cluster itself uses the address. Exception: pools on a tagged VLAN give out addresses of
 //!     the networks of pods and Services;
-//! * a name keeps its address across restores: a LoadBalancer that is created again under its name
-//!   gets the former address of the name, if the pool may still give it out and no LoadBalancer of
-//!   another name has it. The former address is known from a claim, from the ledger's history of
-//!   former owners, or from an annotation of the LoadBalancer.
+//! * a LoadBalancer that is created again under its name gets the former address of the name, if
+//!   the pool may still give it out and no LoadBalancer of another name has it. The former address
+//!   is known from a claim, from the ledger's history of former owners, or from an annotation of
+//!   the LoadBalancer.
 
 mod confirmed;
 mod deleted;
@@ -186,10 +185,10 @@ impl PoolAllocator {
     }
 
     /// Whether the LoadBalancer must be read from the API server before [`Self::claim`], because a
-    /// stale view must not decide the answer. Unless `facts` are fresh already, a fresh read is
-    /// needed in these cases:
+    /// stale view must not decide the answer. `false` if `facts` are fresh. Otherwise `true` in
+    /// these cases:
     /// * a claim or a reservation may have to be released;
-    /// * the LoadBalancer holds claims but publishes another address;
+    /// * the LoadBalancer has claims, and publishes an address that is not among them;
     /// * the LoadBalancer inherits claims of an earlier LoadBalancer with its name.
     pub fn needs_fresh(&self, facts: &LbFacts) -> bool {
         let claims = self.claims_of(&facts.owner.uid);
@@ -247,10 +246,10 @@ impl PoolAllocator {
             .cloned()
     }
 
-    /// Returns the claim that the LoadBalancer should have: a claim in the pool that it names. If
-    /// it names no pool: `current` (its present claim), else a claim in the best pool that has an
-    /// address for it. Makes the claim if there is none yet. The error says why the claim cannot be
-    /// made.
+    /// Returns the claim that the LoadBalancer should have, and makes it if there is none yet. The
+    /// error says why the claim cannot be made. If the LoadBalancer names a pool, the claim is in
+    /// that pool. If it names none, the claim is `current` (the present claim), else one in the
+    /// best pool that has an address for it.
     fn find_or_make_claim(
         &mut self,
         facts: &LbFacts,
@@ -287,10 +286,10 @@ impl PoolAllocator {
         })
     }
 
-    /// Reason why the pool `named` has no address for the LoadBalancer:
-    /// [`NoAddressReason::OwnAddress`] if these conditions are met, else [`NoAddressReason::Full`].
-    /// * The LoadBalancer is of type vm, and publishes an address from another pool.
-    /// * This address is also in the ranges of `named`, and is not claimed there. A Service cannot
+    /// Reason why the pool `named` has no address for the LoadBalancer. The reason is
+    /// [`NoAddressReason::OwnAddress`] if all of these hold, else [`NoAddressReason::Full`]:
+    /// * the LoadBalancer is of type vm, and publishes an address from another pool;
+    /// * this address is also in the ranges of `named`, and is not claimed there. A Service cannot
     ///   move to the address that it has.
     fn why_full(&self, named: &str, facts: &LbFacts) -> NoAddressReason {
         let pool = named.to_owned();

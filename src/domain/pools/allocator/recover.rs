@@ -26,13 +26,15 @@ impl PoolAllocator {
         Some(self.held(facts, claim.clone(), Some(wait)))
     }
 
-    /// The published claim, if its pool does not exist and one of these conditions is met.
+    /// The published claim, if its pool does not exist and one of these two cases applies.
     /// Otherwise `None`.
-    /// * The claim is reserved for the LoadBalancer, and the LoadBalancer need not withdraw it. For
-    ///   example, the claim was published at the start of this replica's term of leadership, or a
-    ///   ledger recorded it until the pool was removed.
-    /// * No other LoadBalancer has the address, by a ledger or by a reservation. The address is not
-    ///   the gateway of a pool. Each pool whose ranges include the address admits the LoadBalancer.
+    /// * The claim is reserved for the LoadBalancer, and the LoadBalancer need not withdraw it
+    ///   ([`Self::has_reserved`]). For example, the claim was published at the start of this
+    ///   replica's term of leadership, or a ledger recorded it until the pool was removed.
+    /// * All of these hold:
+    ///   * no other LoadBalancer has the address, by a ledger or by a reservation;
+    ///   * the address is not the gateway of a pool;
+    ///   * each pool whose ranges include the address admits the LoadBalancer.
     ///
     /// Reason for the conditions: where admission does not protect the status, a tenant can write
     /// any address into it, and the name of a pool that never existed.
@@ -55,10 +57,12 @@ impl PoolAllocator {
         (is_gone && !is_anothers && !self.pools.values().any(keeps_off)).then_some(claim)
     }
 
-    /// Restores a claim that the LoadBalancer publishes and no ledger records. Conditions:
+    /// Restores a claim that the LoadBalancer publishes and no ledger records, if all of these
+    /// hold:
     /// * the LoadBalancer has no claim;
     /// * the pool admits the LoadBalancer, and its ranges include the address;
-    /// * no other owner has the address where it would be announced for the LoadBalancer.
+    /// * no other LoadBalancer has the address on the pool's segment, or on a segment where the
+    ///   address would be announced for this LoadBalancer.
     pub(super) fn restore_published(&mut self, facts: &LbFacts) {
         let Some(claim) = &facts.published else { return };
         if !self.claims_of(&facts.owner.uid).is_empty() || self.is_anothers(claim, facts) {
@@ -78,7 +82,7 @@ impl PoolAllocator {
 
     /// Hands over to the LoadBalancer the claims of an earlier LoadBalancer with the same name. A
     /// name belongs to one object, so the earlier LoadBalancer was deleted. Does nothing if `facts`
-    /// are not fresh, because a stale view may show the earlier LoadBalancer.
+    /// are not fresh, because facts from a stale view may be those of the earlier LoadBalancer.
     pub(super) fn inherit(&mut self, facts: &LbFacts) {
         if !facts.fresh {
             return;
@@ -95,10 +99,10 @@ impl PoolAllocator {
         }
     }
 
-    /// Claims that the LoadBalancer may inherit, each with its present owner. Conditions for each
-    /// claim:
-    /// * the owner has the LoadBalancer's name and another UID;
-    /// * `spec.ipPool` is empty, or names the claim's pool;
+    /// Claims that the LoadBalancer may inherit, each with its present owner. A LoadBalancer may
+    /// inherit a claim if all of these hold:
+    /// * the claim's owner has the LoadBalancer's name and another UID;
+    /// * the LoadBalancer's `spec.ipPool` is empty, or names the claim's pool;
     /// * the pool admits the LoadBalancer, fits its network, and is not being deleted;
     /// * the LoadBalancer has no claim in the pool yet.
     pub(super) fn inheritance(&self, facts: &LbFacts) -> impl Iterator<Item = (Claim, Owner)> {

@@ -1,18 +1,21 @@
 //! Conflicts between pools, and which of two pools in conflict has precedence.
 //!
 //! Admission and the ledger task apply the same rules, so that both find the same conflicts:
-//! * **Ranges.** Two pools must not give out one address on one network. A network is a layer-2
-//!   segment, so two NetworkAttachmentDefinitions of one bridge and VLAN are one network. A network
-//!   whose bridge and VLAN are unknown is identified by its name. Until all networks are listed,
-//!   such a network counts as every network. A pool that names no network is on the nodes' own
-//!   network, and so is a pool on the untagged network of the management bridge. Pools on different
-//!   networks may have the same range. A global pool serves every network, so its ranges must not
-//!   overlap those of any other pool.
+//! * **Ranges.** Two pools on one network must not have an address in common. Pools on different
+//!   networks may. A global pool is on every network. A network is a layer-2 segment ([`Segment`]):
+//!   * two NetworkAttachmentDefinitions of one bridge and VLAN are one network;
+//!   * a network whose bridge and VLAN are unknown is identified by its name. Until all networks
+//!     are listed, it counts as every network;
+//!   * a pool that names no network is on the nodes' own network, and so is a pool on the untagged
+//!     network of the management bridge.
 //! * **One global pool.** There is at most one.
-//! * **Order.** A LoadBalancer that names no pool is served by a pool with the LoadBalancer's
-//!   network name, or by the global pool. So only pools with the same network name compete for a
-//!   LoadBalancer. Two such pools must have different priorities if both have a scope and neither
-//!   is global. Both may also have the priority 0, but then their scopes must not overlap.
+//! * **Order.** Two pools are in conflict if all of these hold, because their names alone could
+//!   decide which of them serves a LoadBalancer:
+//!   * neither is global, and both have a scope;
+//!   * both have the same network name. Only a LoadBalancer that names its pool is served by a pool
+//!     with another network name;
+//!   * both have the same priority;
+//!   * this priority is not 0, or their scopes overlap.
 //!
 //! Of two pools in conflict, the older pool has precedence; at equal age, the pool whose name sorts
 //! first. The younger pool gives out no new address, even while the older pool itself gives out
@@ -248,8 +251,8 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
 }
 
 /// Reason why a pool's addresses do not fit a LoadBalancer: the pool is on `segment`, and the
-/// LoadBalancer's network is on another segment. `None`: the addresses fit. They also fit in these
-/// cases:
+/// LoadBalancer's network is on another segment. `None`: the segments are the same, or one of these
+/// holds:
 /// * the LoadBalancer's network is not known, or the segment of one of the two networks is not
 ///   known;
 /// * the pool is global;
@@ -293,10 +296,11 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
     found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
 }
 
-/// Conflict over the order of two pools. Precondition: neither pool is global. If both have a
-/// scope, the same network name and the same priority, their names alone could decide which of them
-/// serves a LoadBalancer. This is a conflict if the priority is not 0, or if the scopes overlap.
-/// `None`: no conflict.
+/// Conflict over the order of two pools. `None`: no conflict. Precondition: neither pool is global.
+/// The pools are in conflict if all of these hold, because their names alone could decide which of
+/// them serves a LoadBalancer:
+/// * both have a scope, the same network name and the same priority;
+/// * the priority is not 0, or the scopes overlap.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()

@@ -1,10 +1,13 @@
 //! The free addresses of a pool, as disjoint intervals in a balanced tree.
 //!
-//! Invariants: intervals are non-empty and disjoint. Between two intervals of one stretch of the
-//! pool, there is at least one address that is not free. So after `n` addresses were given out, the
-//! number of intervals is at most the number of stretches plus `n`. Every operation on one address
-//! is O(log i) for `i` intervals. An interval costs one entry, even if it has 2^64 addresses. IPv4
-//! sorts before IPv6, and no interval contains both.
+//! Invariants:
+//! * intervals are not empty and do not overlap. No interval contains both IPv4 and IPv6, and IPv4
+//!   sorts first;
+//! * between two intervals of one stretch of the pool, there is at least one address that is not
+//!   free. So after `n` addresses were given out, the number of intervals is at most the number of
+//!   stretches plus `n`;
+//! * every operation on one address is O(log i) for `i` intervals. An interval costs one entry,
+//!   even if it has 2^64 addresses.
 //!
 //! `RangeInclusiveSet` of the crate `rangemap` has such intervals too, but does not count the
 //! addresses in them. A pool's status contains this count.
@@ -78,9 +81,8 @@ impl FreeSet {
         Some(next)
     }
 
-    /// Makes an address free again, and joins its interval with the adjacent intervals. The caller
-    /// must check that the address belongs to the pool. Returns `false` if the address was free
-    /// already.
+    /// Makes an address free again, and joins its interval with the adjacent intervals. Returns
+    /// `false` if the address was free already. Precondition: the address belongs to the pool.
     pub fn insert(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         if self.interval_of(at).is_some() {

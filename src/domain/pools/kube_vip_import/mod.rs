@@ -1,15 +1,15 @@
 //! Pools from the ConfigMap in which kube-vip's cloud provider has its addresses.
 //!
-//! Keys are `cidr-<namespace>` and `range-<namespace>`. `global` instead of a namespace means all
-//! namespaces that have no key of their own. A value is a list of items, separated by commas. The
-//! two keys of a namespace make one pool. Every item is imported by itself: an invalid item is
+//! Keys are `cidr-<namespace>` and `range-<namespace>`. The two keys of a namespace make one pool.
+//! `global` instead of a namespace means all namespaces that have no key of their own. A value is a
+//! list of items, separated by commas. Every item is imported by itself: an invalid item is
 //! reported, and the others are imported.
 //!
 //! A range has no subnet in the ConfigMap. The import gives it the smallest subnet in which both
-//! ends are hosts and the gateway is outside the range. If there is no such subnet, a note names
-//! the addresses of the range that are not given out. Harvester's Go controller took the smallest
-//! subnet that contains both ends. In that subnet, the first address of the range was often the
-//! network address or the gateway, so it was never given out.
+//! ends are hosts and the gateway is outside the range. If there is no such subnet, a note lists
+//! the addresses of the range that are not given out. (Harvester's Go controller took the smallest
+//! subnet that contains both ends. There, the first address of the range was often the network
+//! address or the gateway, and was never given out.)
 //!
 //! An address that a LoadBalancer uses is recorded as the LoadBalancer's former address, so that
 //! the LoadBalancer gets it again. If the ConfigMap shows that another Service uses an address of a

@@ -1,12 +1,12 @@
-//! Relations between pools: which pool gives out no address because of an older pool, and which
-//! addresses a pool must not give out because another pool holds them on the same network.
+//! Relations between pools: which pools give out no address because of an older pool, and which
+//! addresses a pool holds back (does not give out).
 //!
 //! Invariants:
 //! * after a change of pools, all pools are compared before an address is given out;
-//! * a pool holds back (does not give out) each address of its ranges that another pool holds on
-//!   the same network, or that is reserved on that network ([`super::reserved`]). It does not
-//!   matter which pool is older, or whether one of them gives out no address because of a conflict.
-//!   The address is free again after its release, or after the end of the reservation;
+//! * a pool holds back each address of its ranges while another pool on the same segment has the
+//!   address in its ledger, or while the address is reserved on that segment ([`super::reserved`]).
+//!   It does not matter which pool is older, or whether one of them gives out no address because of
+//!   a conflict;
 //! * a pool also holds back the addresses that the cluster itself uses, and those of the networks
 //!   of pods and Services. Exception: a pool on a tagged VLAN does not hold back these networks;
 //! * no rule here changes an existing claim: two claims of one address are reported, and both stay.
@@ -289,9 +289,11 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether the address is in use on the network of `pool`. `true` in these cases:
-    /// * another pool on that network has the address in its ledger;
-    /// * the address is reserved on that network for a LoadBalancer whose UID is not `except`.
+    /// Whether the address is in use on a segment of `pool`. A global pool is on all segments.
+    /// `true` in these cases:
+    /// * another pool that shares a segment with `pool` has the address in its ledger;
+    /// * the address is reserved on a segment of `pool` for a LoadBalancer whose UID is not
+    ///   `except`.
     ///
     /// `name`: name of `pool`, which may have been removed from the allocator.
     pub(super) fn is_in_use_beside(
@@ -363,9 +365,9 @@ impl AllocatorPool {
     }
 }
 
-/// Addresses that the pools `x` and `y` hold for different owners. Searches only the claims of `x`
-/// that are in the ranges of `y` or outside the ranges of `x`. So the caller calls this function in
-/// both orders. `a` and `b`: names of the two pools.
+/// Addresses that the pools `x` and `y` hold for different owners. The caller must call this
+/// function in both orders, because it searches only the claims of `x` that are in the ranges of
+/// `y` or outside the ranges of `x`. `a` and `b`: names of `x` and `y`.
 fn shared_by(a: &str, x: &AllocatorPool, b: &str, y: &AllocatorPool) -> Vec<SharedAddress> {
     let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
     within

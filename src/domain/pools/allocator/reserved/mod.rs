@@ -1,21 +1,19 @@
-//! Addresses in use on segments where no pool's ledger shows the use, and former addresses that
-//! LoadBalancers will ask for again.
+//! Reservations of addresses on segments where no pool's ledger protects them, and expected
+//! addresses.
 //!
-//! If a pool's ledger records an address, the other pools on the segment of that pool hold the
-//! address back, which means that they do not give it out ([`super::overlap`]). This does not
-//! protect the address in two cases:
-//! * the pool of a published address is gone, and so is the ledger of that pool
+//! A ledger protects its addresses on the segment of its pool: the other pools on that segment hold
+//! the addresses back, which means that they do not give them out ([`super::overlap`]). In two
+//! cases, a [`Reservation`] protects an address instead, and all pools on the segments where the
+//! address is announced hold it back:
+//! * the pool was deleted, and its ledger with it, but a LoadBalancer still publishes the address
 //!   ([`super::deleted`]);
-//! * an address is announced on a segment other than its pool's. The address of a vm LoadBalancer
+//! * the address is announced on a segment other than its pool's. The address of a vm LoadBalancer
 //!   is announced on the announcer's default interface, if nodes have no link for the pool's VLAN.
-//!   The address of a guest is announced on the network of its VMs.
+//!   The address of a guest load balancer is announced on the network of the guest's VMs.
 //!
-//! In both cases, a [`Reservation`] protects the address on the segments where it is announced: all
-//! pools on these segments hold the address back.
-//!
-//! Besides, a LoadBalancer that was restored from a backup will ask for its former address. Until
-//! the LoadBalancer has an address, its former address is called expected: another LoadBalancer
-//! gets an expected address only when the pool has no other address left.
+//! The former address of a LoadBalancer without an address, for example after a restore from a
+//! backup, is called expected. Another LoadBalancer gets an expected address only when the pool has
+//! no other address left.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -145,11 +143,12 @@ impl Reservation {
 }
 
 impl PoolAllocator {
-    /// Variant of [`Self::observe`] for the start of a term of leadership, before the first address
-    /// is given out. This variant reserves a published address whose pool was deleted, even if the
-    /// scopes of other pools do not admit the LoadBalancer. The reason: the deleted pool may have
-    /// had this claim in its ledger. If a ledger has the address for another owner, on a segment
-    /// where the address may be announced, the LoadBalancer must withdraw the address.
+    /// Observes a LoadBalancer at the start of a term of leadership, before the first address is
+    /// given out. Does the same as [`Self::observe`], and in addition reserves a published address
+    /// whose pool was deleted, even if the scopes of other pools do not admit the LoadBalancer.
+    /// Reason: the deleted pool may have had the claim in its ledger. If a ledger has the address
+    /// for another owner, on a segment where the address may be announced, the LoadBalancer must
+    /// withdraw the address.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         let published = facts.published.as_ref();
@@ -174,13 +173,12 @@ impl PoolAllocator {
     }
 
     /// Updates what the allocator remembers about a LoadBalancer:
-    /// * Reserves the address of each of its claims, and of each of its reserved claims whose pool
-    ///   was deleted.
-    /// * Reserves its published address, if `claim_of_deleted_pool` returns this address.
-    /// * Adds its former address to the expected addresses, if the LoadBalancer neither has a claim
-    ///   nor publishes an address.
+    /// * Reserves the addresses of its claims, and of those reserved claims whose pool was deleted.
+    /// * Reserves its published address, if `claim_of_deleted_pool` returns the claim.
+    /// * Makes its former address an expected address, if the LoadBalancer neither has a claim nor
+    ///   publishes an address.
     /// * Replaces its facts, if it is a waiter.
-    /// * Ends the withdrawal of an address, if the withdrawal is complete.
+    /// * Ends the withdrawal of an address that the LoadBalancer no longer publishes, or may keep.
     ///
     /// When [`Self::take_moved`] returns `true`, the caller must observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
@@ -219,9 +217,9 @@ impl PoolAllocator {
         }
     }
 
-    /// Reserves the address of a claim for the LoadBalancer on each segment where the address is
-    /// announced. Exception: the segment on which the ledger of the claim's pool protects the
-    /// address. Removes the LoadBalancer's expected address.
+    /// Reserves the address of a claim for the LoadBalancer, on each segment where the address is
+    /// announced and the ledger of the claim's pool does not protect it. Removes the LoadBalancer's
+    /// expected address.
     pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
         let owner = &facts.owner;
         self.reserved.expect(&owner.uid, None);
@@ -332,9 +330,8 @@ impl PoolAllocator {
         self.reserved.insert(reservation);
     }
 
-    /// Segments where the claim's address is announced for the LoadBalancer, except the segment on
-    /// which the ledger of the claim's pool protects the address. If the pool was deleted, no
-    /// ledger protects the address.
+    /// Segments where the claim's address is announced for the LoadBalancer, and the ledger of the
+    /// claim's pool does not protect it. If the pool was deleted, no ledger protects the address.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
             None => self.announced_after_deletion(facts, &claim.pool),
@@ -343,8 +340,8 @@ impl PoolAllocator {
     }
 
     /// Whether another LoadBalancer has the claim's address, from another pool or by a reservation.
-    /// The searched segments are that of the claim's pool, and those where the address would be
-    /// announced for this LoadBalancer. `false` if the pool does not exist. Precondition: the
+    /// Only some segments are searched: that of the claim's pool, and those where the address would
+    /// be announced for this LoadBalancer. `false` if the pool does not exist. Precondition: this
     /// LoadBalancer has no claim.
     pub(super) fn is_anothers(&self, claim: &Claim, facts: &LbFacts) -> bool {
         self.pools.get(&claim.pool).is_some_and(|pool| {
@@ -357,10 +354,10 @@ impl PoolAllocator {
     /// LoadBalancer. `pool` may have been removed from the allocator. The pool's own segment needs
     /// no check, because the pool's free addresses are not in use on that segment.
     ///
-    /// An address from a deleted pool that is reserved for another LoadBalancer is not given out
-    /// anew on any segment. Reason: the next leader does not know the network of the deleted pool.
-    /// If it found two LoadBalancers with the address, it would withdraw the address from the
-    /// LoadBalancer of the deleted pool, which still uses it.
+    /// An address that another LoadBalancer keeps from a deleted pool is not given out anew on any
+    /// segment. Reason: the next leader does not know the network of the deleted pool. If it found
+    /// a second LoadBalancer with the address, it would withdraw the address from the first, which
+    /// still uses it.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,

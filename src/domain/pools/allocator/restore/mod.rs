@@ -3,17 +3,16 @@
 //!
 //! There are two ledgers of the pool: the stored ledger, and the ledger in this process's memory.
 //! First, each address gets one owner, by the first of these rules that applies:
-//! 1. The two ledgers name the same owner, by UID.
-//! 2. Only the stored ledger names an owner, and this owner exists, is not being deleted, takes its
-//!    address from pools and publishes no address of this pool. The owner is about to publish the
-//!    address, so no other LoadBalancer may take the address first.
-//! 3. A LoadBalancer publishes the address, so the address is in use. If several LoadBalancers
-//!    publish it, the owner in the stored ledger comes first, then the owner in memory, then the
-//!    oldest LoadBalancer. A LoadBalancer that is being deleted, or whose `spec.ipam` was changed
-//!    to `dhcp`, counts only if one of the ledgers names it. If no ledger names it, its claim was
-//!    released already.
-//! 4. The stored ledger names an owner. Another leader may have written this entry.
-//! 5. The ledger in memory names an owner that still exists. A user edited or wiped the stored
+//! 1. Both ledgers record the same owner, by UID.
+//! 2. Only the stored ledger records an owner, and this owner is about to publish the address: the
+//!    owner exists, is not being deleted, takes its address from pools, and publishes no address of
+//!    this pool.
+//! 3. A LoadBalancer publishes the address. If several publish it, the owner in the stored ledger
+//!    comes first, then the owner in memory, then the oldest LoadBalancer. Exception: a
+//!    LoadBalancer that is being deleted, or whose `spec.ipam` was changed to `dhcp`, counts only
+//!    if one of the ledgers records it as the owner. Otherwise its claim was released already.
+//! 4. The stored ledger records an owner. Another leader may have written this entry.
+//! 5. The ledger in memory records an owner that still exists. A user edited or wiped the stored
 //!    ledger.
 //!
 //! Then, an owner that got several addresses keeps only one of them, because an owner has at most
@@ -21,9 +20,8 @@
 //! strongest, then rule 3, then rules 2 and 4 (equal), then rule 5. Of several addresses by equal
 //! rules, the owner keeps the lowest.
 //!
-//! The published addresses come from a view that may be stale. [`PoolAllocator::owners_to_reread`]
-//! lists the LoadBalancers whose published address may overrule a ledger. These LoadBalancers are
-//! read from the API server before the merge.
+//! The published addresses come from a view that may be stale. So the LoadBalancers that
+//! [`PoolAllocator::owners_to_reread`] returns are read from the API server before the merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -287,7 +285,7 @@ impl PoolAllocator {
     }
 
     /// Claims whose owner is not in `index`, and claims for which [`Self::is_second`] returns
-    /// `true`. Before the caller releases a claim, it must ask the API server about the owner,
+    /// `true`. The caller must ask the API server about the owner before it releases such a claim,
     /// because `index` may be older than the claim.
     pub fn orphans(&self, index: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
@@ -312,9 +310,9 @@ impl PoolAllocator {
     }
 }
 
-/// Claims of the stored ledger, `status`, each with its owner. The owner's UID is the recorded one
-/// if it is not stale, else the one in `memory`, else that of the LoadBalancer with this name in
-/// `index`, else empty. Adds the unreadable entries to `repairs`.
+/// Claims of the stored ledger, `status`, each with its owner. The UID of the owner is the recorded
+/// one if that is not stale, else the one in `memory`, else the UID that `index` has for the
+/// owner's name, else empty. Adds the unreadable entries to `repairs`.
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,

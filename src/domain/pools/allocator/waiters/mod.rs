@@ -5,8 +5,8 @@
 //! a reservation is tried again only after one of these changes:
 //! * its own request has changed, or the network that it names has moved to another segment;
 //! * pools were added, removed or read again;
-//! * a pool has changed, or has moved to another segment. This pool may serve the waiter, or the
-//!   reason for the wait names this pool.
+//! * a pool that may serve the waiter, or that the reason for the wait names, has changed or moved
+//!   to another segment.
 //!
 //! So a change by one tenant does not cause a search of all pools for each waiter.
 
