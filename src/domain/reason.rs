@@ -19,9 +19,9 @@ pub enum NoAddressReason {
         /// Names of the full pools, in the order in which they were tried.
         pools: Vec<String>,
     },
-    /// The pool that `spec.ipPool` names has only one address left for the LoadBalancer. The
-    /// Service already has this address, from another pool, and cannot move to the address that it
-    /// has. So the LoadBalancer waits for another address of the named pool.
+    /// The pool that `spec.ipPool` names has no address left for the LoadBalancer except the one
+    /// that its Service already has, from another pool. A Service cannot move to the address that
+    /// it has, so the LoadBalancer waits for another address of the named pool.
     OwnAddress {
         /// Name of the pool.
         pool: String,

@@ -14,8 +14,7 @@ use api::{
 };
 
 /// Maximum length of each list in the report: decisions, LoadBalancers that are not ready, and
-/// TokenRotations that are not ready. The limit keeps the report of a large site small enough to
-/// send.
+/// TokenRotations that are not ready.
 const MOST: usize = 200;
 /// Maximum length of the report's list of expiring credentials. The list has the credentials that
 /// expire first.

@@ -74,11 +74,13 @@ impl RestoreChange {
     }
 }
 
-/// Changes that a restore made, ordered by the LoadBalancer's name. `before`: LoadBalancers as last
-/// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now. A
-/// LoadBalancer that existed before the restore is left out in these cases:
-/// * its claim is the same as before;
+/// Returns the changes that a restore made, ordered by the LoadBalancer's name. A LoadBalancer of
+/// `before` is left out in these cases:
+/// * it publishes the same claim as before the restore;
 /// * before the restore, it published no claim, was being deleted, or had `spec.ipam: dhcp`.
+///
+/// `before`: LoadBalancers as last seen before the restore. `pools` and `after`: IPPools and
+/// LoadBalancers as stored now.
 pub fn changes(
     before: &[LoadBalancerEntry],
     pools: &[IPPool],
@@ -115,9 +117,9 @@ pub fn changes(
     changes
 }
 
-/// Returns the pool's status, with the claims of [`RestoreOutcome::Kept`] added. Each claim is
-/// recorded with the UID that its LoadBalancer had before the restore. `None`: no such claim is of
-/// this pool.
+/// Returns the pool's status, with the pool's claims of [`RestoreOutcome::Kept`] added. `None`:
+/// there is no such claim. Each claim is recorded with the UID that its LoadBalancer had before the
+/// restore.
 pub fn with_kept(pool: &IPPool, changes: &[RestoreChange]) -> Option<IPPoolStatus> {
     let mut status = pool.status.clone().unwrap_or_default();
     let mut any = false;

@@ -2,17 +2,16 @@
 //!
 //! A write of a pool costs the API server CPU time in proportion to the number of claims (measured:
 //! 30 ms at 1,000 claims, 120 ms at 5,000), and costs the API server's store the bytes of the whole
-//! pool. So requests that come at about the same time are gathered, and one write serves them all.
-//! The longer the last write took, the longer requests are gathered. Gathering ends early after a
-//! gap without new requests. This gap is longer while there are only releases, because then no
-//! LoadBalancer waits for an address. If a client sends each request after the answer to the one
-//! before, each is served at once, whatever the size of the pool, because no more requests are
-//! expected.
+//! pool. So requests are gathered, and one write serves them all:
+//! * Gathering ends at the latest one second after the last write, and earlier if the last write
+//!   was short.
+//! * Gathering also ends after a gap without new requests. The gap is longer while only releases
+//!   wait, because in this case no LoadBalancer waits for an address.
+//! * A single request is served at once if the last write answered at most one. So a client that
+//!   sends one request after the other does not wait, whatever the size of the pool.
 //!
-//! Besides, a byte budget bounds the number of bytes that are written per second in the long run.
-//! If the budget is used up, all requests wait, but for at most four seconds. In this time, the
-//! budget grows by 4 MiB. So if ledgers of more than 4 MiB together change all the time, they are
-//! written every four seconds, and exceed the budget.
+//! Besides, a byte budget limits the average number of bytes per second. If the budget is used up,
+//! the next write waits, but at most until four seconds after the last write.
 
 use std::time::Duration;
 
@@ -24,11 +23,11 @@ const REST: u32 = 4;
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 /// Shortest gap without new requests that ends gathering.
 const QUIET: Duration = Duration::from_millis(10);
-/// Divisor for the gap without new requests that ends gathering. The gap is the last write's
+/// Divisor for the gap without new requests that ends gathering: the gap is the last write's
 /// duration divided by this number, but at least `QUIET`. If only releases wait, the divisor is 1.
-/// Even many requests that arrive at random times have some gaps of 10 ms, so `QUIET` alone would
-/// end gathering too early. The wait for more requests is worthwhile if the wait is shorter than
-/// the write that it saves.
+/// `QUIET` alone would end gathering too early, because even many requests that arrive at random
+/// times have some gaps of 10 ms. A wait is worthwhile if it is shorter than the write that it
+/// saves.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second on average. The API server's store retains all
 /// writes of the last five to ten minutes, and has 2 GiB by default.
@@ -37,10 +36,10 @@ const BYTES_PER_SECOND: u32 = 1024 * 1024;
 /// `BYTES_PER_SECOND` gives 64 MiB in this time. So 64 MiB may be written at once after a long
 /// pause.
 const BURST: Duration = Duration::from_secs(64);
-/// Longest time after a write for which the byte budget delays the next write. After this time,
-/// requests are written even if the budget is used up. The budget grows by 4 MiB in this time,
-/// which is about three ledgers of the largest size. If more of these ledgers change all the time,
-/// each is written once in this time, and the average is above `BYTES_PER_SECOND`.
+/// Longest time after a write for which the byte budget delays the next write. In this time, the
+/// budget grows by 4 MiB: about three ledgers of the largest size. If more than three of them
+/// change all the time, each is written once in this time, and the average exceeds
+/// `BYTES_PER_SECOND`.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
 /// Pace of ledger writes: gives the pause before the next write. Times are offsets on one monotonic

@@ -12,11 +12,14 @@ use api::{SecretTarget, TokenRotation, WatchedCredential};
 pub struct ExpiringCredential {
     /// Time of the expiry, in seconds since the epoch.
     pub end: Seconds,
-    /// Place of the credential, as text:
+    /// Place of the credential, in one of these forms:
     ///
-    /// * in a Secret: the Secret, the key, and the user in the kubeconfig, if there is one;
-    /// * watched by a TokenRotation: the TokenRotation, and the user or the cloud credential;
-    /// * in the target of a TokenRotation, if the target is no Secret: the TokenRotation.
+    /// * `Secret NAMESPACE/NAME, key KEY`, and `, user USER` for a user in a kubeconfig;
+    /// * `TokenRotation NAMESPACE/NAME, user "USER"` for a token or user that the TokenRotation
+    ///   watches;
+    /// * `TokenRotation NAMESPACE/NAME, cloud credential NAME` for a cloud credential that it
+    ///   watches;
+    /// * `TokenRotation NAMESPACE/NAME` for the credential in a target that is no Secret.
     pub place: String,
     /// Whether the report warns of the expiry, for one of these reasons:
     ///

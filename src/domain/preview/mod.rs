@@ -149,8 +149,8 @@ pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
 
 /// Line of the plan about a pool, and the planned write of the pool. `None` as the write: nothing
 /// would be written. `stored`: the stored pool. `pool`: the pool after the planned allocations.
-/// `touched`: whether the allocator has marked the pool as changed. If not, nothing would be
-/// written. `now`: time of the plan (RFC 3339).
+/// `touched`: whether the allocator has marked the pool as changed; `false` means no write. `now`:
+/// time of the plan (RFC 3339).
 pub fn pool(
     stored: &IPPool,
     pool: &AllocatorPool,
@@ -191,9 +191,9 @@ fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
     names.into_iter().filter(differs).map(|name| format!("status.{name}")).collect()
 }
 
-/// Findings of the forecast, except those that the lines of `plan` show already:
+/// Findings of the forecast, except those that the lines of `plan` contain already:
 /// * findings about a LoadBalancer that has a line;
-/// * findings with [`Effect::Stays`] about a pool whose planned condition is False.
+/// * findings with [`Effect::Stays`] about a pool whose planned condition `Ready` is False.
 pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFinding> {
     let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),

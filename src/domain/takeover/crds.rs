@@ -61,11 +61,14 @@ pub fn with_status(stored: &Value) -> Value {
     replacing(stored, &versions, &json!({ANNOTATION_STATUS_REMOVED: null}))
 }
 
-/// Merge patch that puts the versions `ours` into the CRD `stored`. The patch records the versions
-/// that it replaces, with Helm's label and annotations. If it replaces versions of the operator, an
-/// earlier record of versions stays. `operator`: the operator's Deployment. If the Deployment
-/// belongs to a Helm release, this release owns the CRD after the patch. A later `helm upgrade` of
-/// the operator then upgrades the CRD.
+/// Merge patch that puts the versions `ours` into the CRD `stored`. The patch records the replaced
+/// versions, and Helm's label and annotations, with two exceptions:
+/// * If the replaced versions are the operator's, an earlier record of versions stays.
+/// * If the CRD belongs to the operator's Helm release already, an earlier record of Helm's label
+///   and annotations stays.
+///
+/// `operator`: the operator's Deployment. If it belongs to a Helm release, the CRD belongs to this
+/// release after the patch, so that a later `helm upgrade` of the operator upgrades the CRD.
 pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let release = RELEASE.map(|key| &operator["metadata"]["annotations"][key]);
@@ -97,10 +100,10 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     patch
 }
 
-/// Merge patch that puts back what [`adopted`] recorded: the versions, and Helm's label and
-/// annotations. If the form of the CRD is no longer the operator's, the CRD keeps this form. For
-/// example, Harvester's chart has put back its own form, which may be newer than the recorded one.
-/// `None`: no form was recorded.
+/// Merge patch that puts back what [`adopted`] recorded: Helm's label and annotations, and the
+/// versions. `None`: nothing was recorded. The versions are put back only if the CRD still has a
+/// form of the operator. Another form stays, because it may be newer than the recorded one, for
+/// example if Harvester's chart has put back its own form.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let former = recorded(stored)?;

@@ -9,9 +9,9 @@ pub enum AddressFitness {
     /// May be given only when no other address is left. The address is the expected address of
     /// another LoadBalancer.
     Expected,
-    /// Must not be given anew. The address is reserved for another LoadBalancer, which has it from
-    /// a deleted pool. Exception: a missing claim may be restored if this LoadBalancer publishes
-    /// the address already.
+    /// Must not be given, because the address is reserved for another LoadBalancer, which has it
+    /// from a deleted pool. Exception: if this LoadBalancer publishes the address already, and no
+    /// ledger has its claim, the claim may be restored.
     Withheld,
     /// Must not be given, for one of these reasons:
     /// * Another LoadBalancer has the address, by a claim or by a reservation, on a network where

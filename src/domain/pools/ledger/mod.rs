@@ -1,14 +1,14 @@
 //! The ledger of one pool: the owner of each claimed address, and the former owners.
 //!
-//! Invariants. In tests, `self_check` checks all of them except the last:
+//! Invariants:
 //! * an address has at most one owner;
-//! * no address is both free and claimed, and no excluded address is free;
-//! * an address that is held back is not free, and is not given out here. The allocator holds an
-//!   address back as long as another pool or a reservation has it on the same network;
-//! * an address of a closed network ([`Ledger::close`]) is not given out either, even after its
-//!   claim is released;
-//! * a claim outside the ranges (the pool shrank) is retained until it is released, and its address
-//!   is not free afterwards;
+//! * [`Ledger::claim`] gives out only free addresses. An address is free if all of these hold:
+//!   * it is in the ranges of the pool, and is not excluded from them;
+//!   * it has no claim;
+//!   * it is not held back ([`Ledger::hold_back`]);
+//!   * it is not in a closed network ([`Ledger::close`]);
+//! * a claim stays until it is released, even if its address is outside the ranges (the pool
+//!   shrank), is held back or is in a closed network;
 //! * the history of former owners is a hint: it makes no claim fail, and no address unavailable.
 //!
 //! Only [`super::allocator`] changes a ledger. Every operation on one address is O(log n) in the
@@ -27,15 +27,16 @@ use super::free_addresses::FreeSet;
 use super::ranges::PoolRanges;
 use crate::Owner;
 
-/// Maximum size of a ledger in the object of its pool, in bytes. No new claim and no former owner
-/// may exceed it, but claims from a stored ledger stay in any case. The API server's store refuses
-/// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
+/// Maximum size of a ledger in the object of its pool, in bytes. A new claim fails if it would make
+/// the ledger larger. Former owners that would make it larger are dropped, the oldest first. Claims
+/// that are restored or handed over are recorded in any case. The API server's store refuses
+/// objects above 1.5 MiB. The difference is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
 /// Maximum number of former owners in a ledger. Former owners make each write of the pool slower:
-/// with 500 of them, a write takes three times as long as with none. The limit is applied after a
-/// release, and after a stored pool was read. After the read, the ledger may exceed the limit until
-/// the next release: it keeps all former owners whose LoadBalancer exists.
+/// with 500 of them, a write takes three times as long as with none. A release drops the oldest
+/// above the maximum. A read of a stored pool drops only those whose LoadBalancer does not exist,
+/// so the ledger may exceed the maximum until the next release.
 pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gives a LoadBalancer no address.
@@ -117,8 +118,8 @@ impl Ledger {
 
     /// Searches the free addresses after the cursor, then those up to the cursor. Returns the first
     /// one whose fitness is `Good`, else the first one whose fitness is `Expected`, and moves the
-    /// cursor to it. The error: there is no such address. O(k log n), where k is the number of free
-    /// addresses that are skipped.
+    /// cursor to it. The error: there is no such address. O(k log n) for `k` skipped addresses and
+    /// `n` claims.
     fn next_free(
         &mut self,
         fitness: impl Fn(IpAddr) -> AddressFitness,
@@ -337,9 +338,9 @@ impl Ledger {
         }
     }
 
-    /// Address of the family with the longer texts ([`ip_bytes`]): IPv6, unless the pool has only
-    /// IPv4 addresses. A claim's bytes are checked with this address, because the claim's own
-    /// address is chosen later.
+    /// Address whose text is as long as any in the pool ([`ip_bytes`]): an IPv6 address, unless the
+    /// pool has only IPv4 addresses. The bytes of a new claim are checked with this address,
+    /// because the claim's own address is chosen later.
     fn widest(&self) -> IpAddr {
         self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
     }

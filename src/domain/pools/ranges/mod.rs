@@ -1,15 +1,15 @@
 //! The meaning of an IPPool's ranges: from text to disjoint stretches of addresses.
 //!
-//! Invariants: stretches are sorted, disjoint and never enumerated, so an IPv6 /64 costs no more
-//! than a single IPv4 address. The numeric value of an address is a `u128` in both families, but an
-//! [`AddressBlock`] never mixes families.
+//! Invariants: stretches are sorted and disjoint, and no stretch has addresses of both families.
+//! Addresses are never enumerated, so an IPv6 /64 costs no more than a single IPv4 address.
 //!
-//! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host, end is
-//! the last host, and the gateway is the address after the network address. The gateway is never
-//! given out. A single address (/32, /128) has no default gateway. /31 and /127 have two hosts
-//! (RFC 3021, RFC 6164). IPv6 has no broadcast address. If the start of a range is above its end,
-//! the two are exchanged, as in Harvester's allocator; [`reversed`] finds such ranges, so that
-//! admission can refuse new ones.
+//! Rules for a range, as in Harvester (host-local of the CNI plugins):
+//! * The default start is the first host of the subnet, and the default end is the last host. /31
+//!   and /127 have two hosts (RFC 3021, RFC 6164). IPv6 has no broadcast address.
+//! * The default gateway is the address after the network address. A single address (/32, /128) has
+//!   none. A gateway is never given out.
+//! * If the start is above the end, the two are exchanged. [`reversed`] finds such ranges, so that
+//!   admission can refuse new ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -347,9 +347,9 @@ fn parse_excludes(
         .collect()
 }
 
-/// Block of addresses that no host can have, such as multicast addresses, if it overlaps
-/// `first..=last`. Returns the block's network and its kind. `None`: no such block overlaps.
-/// Source: IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291.
+/// Returns the network and the kind of the first block of addresses that overlaps `first..=last`,
+/// and whose addresses no host can have, such as multicast addresses. `None`: no such block
+/// overlaps. Source: IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291.
 fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
     const BLOCKS: [(&str, &str); 7] = [
         ("0.0.0.0/8", "\"this network\""),

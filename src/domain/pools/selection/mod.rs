@@ -1,21 +1,18 @@
-//! Pools that may serve a LoadBalancer, and their order.
+//! Pools that may serve a LoadBalancer. Their order for a LoadBalancer that names no pool:
 //!
-//! The order is total:
-//! 1. the pools that are on exactly the required network and have a scope that matches strictly. In
-//!    a strict match, a blank field of the scope matches only a blank value;
-//! 2. the pools on that network whose scope matches only because a blank project or guest cluster
-//!    admits any value;
-//! 3. the global pool.
+//! 1. The pools that are on exactly the required network, and have a scope that matches strictly: a
+//!    blank field of the scope matches only a blank value.
+//! 2. The pools on that network whose scope matches only because a blank project or guest cluster
+//!    admits any value.
+//! 3. The global pool.
 //!
-//! Within each group, pools are ordered by priority, the highest first, then by name. A `*` is a
-//! wildcard only in a pool's scope. So a LoadBalancer does not match more pools if one of its own
-//! values is `*`. If the former address of the LoadBalancer is from one of these pools,
-//! [`super::allocator`] tries that pool first.
+//! Within each group, the pool with the highest priority comes first, and names break ties. A `*`
+//! is a wildcard only in a pool's scope, not in a value of the LoadBalancer.
 //!
-//! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the
-//! project of a vm LoadBalancer blank. So in Harvester, the blank project of the scope matches the
-//! blank project of the LoadBalancer. This operator knows the project of a LoadBalancer of either
-//! type. To serve the same LoadBalancers, it lets a blank project in a scope admit any project.
+//! Group 2 exists because Harvester's UI writes scopes that name only a namespace. In Harvester,
+//! such a scope matches vm LoadBalancers strictly, because Harvester's webhook leaves their project
+//! blank. This operator knows their project, so without group 2 these LoadBalancers would have no
+//! pool.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -162,9 +159,9 @@ impl PoolSelector {
 }
 
 impl PoolScope {
-    /// Whether the same LoadBalancer may match both entries strictly. In a strict match, a blank
-    /// field matches only a blank value. Loose matches are not compared: a strict match is
-    /// preferred to a loose one, and between two loose matches the priority and the name decide.
+    /// Whether the same LoadBalancer may match both entries strictly: a blank field matches only a
+    /// blank value. Loose matches do not count, because a strict match comes before a loose one,
+    /// and the names of the pools may decide between two loose ones.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
         // Every LoadBalancer has a namespace, so an entry with a blank namespace matches no

@@ -44,11 +44,13 @@ pub fn pool_ready(pool: &AllocatorPool) -> Condition {
     condition(status, reason, message)
 }
 
-/// The status that a pool should have. `conditions`: the present conditions. `notice`: the
-/// condition about a refused manual release; `None` removes a present one. `crd_is_replaced`:
-/// whether another form has replaced the operator's form of IPPool's CRD; `None`: not known, so the
-/// present condition stays. `generation`: the spec's generation, for `observedGeneration`. `now`:
-/// an RFC 3339 time.
+/// Returns the status that a pool should have. Parameters:
+/// * `conditions`: conditions that the pool has now;
+/// * `notice`: condition about a refused manual release. `None` removes this condition;
+/// * `crd_is_replaced`: whether another form has replaced the operator's form of IPPool's CRD.
+///   `None`: not known, so the condition `CRDReplaced` stays as it is;
+/// * `generation`: generation of the spec, for `observedGeneration`;
+/// * `now`: RFC 3339 time.
 pub fn pool_status(
     pool: &AllocatorPool,
     conditions: &[Condition],

@@ -67,9 +67,7 @@ pub struct Forecast {
     pub results: BTreeMap<String, ClaimResult>,
     /// Pools and claims after the answers in `results`.
     pub allocator: PoolAllocator,
-    /// Names of the pools that the allocator has marked as changed, for example because of an
-    /// answer in `results`, a repair of the ledger, or a conflict. The status of these pools must
-    /// be written.
+    /// Names of the pools that the allocator has marked as changed. Their status must be written.
     pub touched: BTreeSet<String>,
     /// Number of LoadBalancers that keep the address that they publish.
     pub keep: usize,

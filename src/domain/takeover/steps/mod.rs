@@ -11,8 +11,8 @@
 //!
 //! Going back:
 //!
-//! * Harvester's form of the CRDs is put back while the operator still leads, because the operator
-//!   works with both forms.
+//! * Harvester's form of the CRDs is put back first. The operator works with both forms, but the Go
+//!   controller works only with Harvester's.
 //! * The operator ends before the Go webhook starts, because each of the two would overwrite the
 //!   other's webhook configurations.
 //! * The Go controller starts last.
@@ -103,10 +103,9 @@ impl ManagedChart {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
-    /// Merge patch for the values of the sub-chart, which puts back the recorded values. Null in
-    /// the patch removes a value. If the sub-chart had no values before, or if nothing was
-    /// recorded, the whole patch is null. Otherwise, null stands for each value of
-    /// [`Self::stopped`] that was not recorded.
+    /// Merge patch that puts the recorded values of the sub-chart back. Null in the patch removes a
+    /// value. The whole patch is null if the sub-chart had no values before, or if nothing was
+    /// recorded. Otherwise, each value of [`Self::stopped`] that was not recorded is null.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});

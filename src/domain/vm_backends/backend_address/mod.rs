@@ -1,11 +1,12 @@
 //! Check whether a VM may have the addresses that it reports.
 //!
 //! A guest agent can report any address, because root in the guest controls the guest agent. The
-//! cluster's nodes send traffic and probes to the accepted addresses. So on the pod network, an
-//! address is accepted only if a pod of the VM has it, and it is no address of a node. On other
-//! networks, three kinds of addresses are refused: addresses of the cluster (with an exception, see
-//! [`fault`]), the address of the network's router, and addresses outside the network. The
-//! LoadBalancer's own address is refused on every network.
+//! cluster's nodes send traffic and probes to an accepted address. So these addresses are refused:
+//!
+//! * On every network: the LoadBalancer's own address.
+//! * On the pod network: an address that no pod of the VM has, and an address of a node.
+//! * On other networks: an address of the cluster (with an exception, see [`fault`]), the address
+//!   of the network's router, and an address outside the network.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -74,10 +75,10 @@ impl fmt::Display for AddressFault {
 /// `had` returns whether a stored EndpointSlice has the address for this VM.
 ///
 /// On a network other than the pod network, a VM may keep an address that is now also the ingress
-/// address of a Service. Two conditions must hold:
+/// address of a Service, if both of these hold:
 ///
-/// * A slice has the address for this VM. The status alone does not suffice, because it does not
-///   say which VM had the address.
+/// * A slice has the address for this VM. The LoadBalancer's status alone does not say which VM had
+///   the address.
 /// * The LoadBalancer's status lists the address. A slice alone does not suffice, because a tenant
 ///   who may write EndpointSlices can write one exactly as the operator does.
 pub fn fault(

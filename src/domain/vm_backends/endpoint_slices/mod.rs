@@ -125,17 +125,19 @@ impl SliceWrite {
 }
 
 /// Returns the sink: the endpoint that takes the traffic of a Service while no VM does. `name`:
-/// name of the Service. `at`: node that announces the Service, if known. The sink has this node's
-/// address. The sink's slice has [`SINK_PORT`], which is closed on the node. So the node refuses
-/// connections at once. If no address of the node in this family is known, the sink has a reserved
-/// address that no host uses (RFC 5737, RFC 6666). Connections to this address get no answer.
+/// name of the Service. `at`: node that announces the Service, if known. The sink has one of these
+/// addresses:
 ///
-/// The sink is needed because kube-proxy does not redirect the traffic of a Service that has no
-/// endpoint. This traffic stays on the announcing node, because the node has the Service's address.
-/// So a program that listens on the node would answer. kube-proxy refuses such traffic in one of
-/// its filter chains, but kube-vip admits the Service's ports in an earlier chain. Traffic for the
-/// sink is redirected before both chains. The sink is marked as terminating, so that kube-proxy
-/// still sends traffic to it, but no other component counts it as a ready endpoint.
+/// * An address of that node, if one of the given family is known. The node refuses connections at
+///   once, because the port of the sink ([`SINK_PORT`]) is closed on it.
+/// * Otherwise, a reserved address that no host uses (RFC 5737, RFC 6666). Connections to it get no
+///   answer.
+///
+/// If a Service had no endpoint, programs on the announcing node would answer, because this node
+/// has the address, and kube-proxy would not redirect the traffic. kube-proxy's filter rules would
+/// not refuse the traffic either, because kube-vip admits the Service's ports in an earlier chain.
+/// The sink is marked as terminating, so that kube-proxy sends traffic to it, but no other
+/// component counts it as a ready endpoint.
 pub fn sink_endpoint(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
     let of_node = at.and_then(|node| {
         let address =
@@ -253,13 +255,13 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
 /// 4. Writes that remove the sink
 ///
 /// A deletion is never the last write, because kube-vip up to 1.2.3 treats the last event about any
-/// slice as the state of all slices. If there are deletions, but groups 3 and 4 are empty, another
-/// write comes last:
+/// slice as the state of all slices. If there are deletions, but no writes of groups 3 and 4, the
+/// first of these cases that applies decides:
 ///
-/// * An update of the slice `unchanged`, which already has the right content
-/// * The last write of group 1, if `unchanged` is `None`. This write is not moved if it is the only
-///   one of its group, and its slice has no endpoint that takes traffic yet. In that case, the plan
-///   has no deletions and is not complete.
+/// * If there is a slice `unchanged`, an update with its present content comes last.
+/// * If group 1 has several writes, or the slice of its only write takes traffic already, the last
+///   write of group 1 comes last.
+/// * Otherwise, the plan has no deletions, and is not complete.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,

@@ -4,9 +4,9 @@
 //!
 //! * A verdict changes only after as many consecutive results as the check demands. So a backend
 //!   that fails now and then is not removed and added all the time.
-//! * Only the module `spec` makes settings of probes from the field `spec.healthCheck` of
-//!   LoadBalancers. The module itself checks the field. The CRD's schema is not enough: the API
-//!   server may serve Harvester's own CRD, which does not have the operator's rules.
+//! * Only the module `spec` makes settings of probes, and it checks the field `spec.healthCheck`
+//!   itself. The CRD's schema is not enough, because the API server may serve Harvester's own CRD,
+//!   which does not have the operator's rules.
 
 mod doubt;
 mod schedule;
@@ -196,9 +196,9 @@ impl BackendHealth {
         true
     }
 
-    /// Results of the backend's probes, as [`moment`] needs them. `lb`: LoadBalancer of the
-    /// backend, `namespace/name`. `address`: address of the backend. `None`: the backend was never
-    /// healthy, or its failures were doubted before and now count as real.
+    /// Results of the backend's probes, as [`moment`] needs them. `None`: the backend was never
+    /// healthy, or its failures were doubted before and now count as real. `lb`: LoadBalancer of
+    /// the backend, `namespace/name`. `address`: address of the backend.
     pub fn history(self, lb: &str, address: IpAddr) -> Option<ProbeHistory<'_>> {
         let Self { passed, failing, .. } = self;
         let counts = self.passes || (failing.is_some() && !self.settled);

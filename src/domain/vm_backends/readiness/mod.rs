@@ -123,8 +123,8 @@ pub struct ServingStatus {
     /// State of the Service.
     pub service: ServiceState,
     /// Addresses at which the LoadBalancer's own Service is announced, from the Service's
-    /// `status.loadBalancer.ingress`. The state in `service` does not matter. Empty if the
-    /// LoadBalancer has no Service of its own, or the Service is not announced.
+    /// `status.loadBalancer.ingress`. Empty if the LoadBalancer has no Service of its own, or the
+    /// Service is not announced.
     pub ingress: Vec<String>,
     /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, or the LoadBalancer has no
     /// address. In both cases, no VM is reported and no endpoint is changed.
@@ -137,9 +137,9 @@ pub struct ServingStatus {
     /// Text about VMs that fail their health check and still are endpoints. Their failures are
     /// doubted, because most VMs failed at once. `None`: no failure is doubted.
     pub doubted: Option<String>,
-    /// Interface on which the address is announced, and the reason why this interface is not a
-    /// working link of the address's network. `None`: there is no such reason, as
-    /// [`super::service::WantedService::misplacement`] describes.
+    /// Text from [`super::service::WantedService::misplacement`]: the interface on which the
+    /// address is announced, and the reason why this interface is not a working link of the
+    /// address's network. `None`: there is no such reason.
     pub misplacement: Option<String>,
     /// Setting of the Service that does not have its documented effect. `None`: there is no such
     /// setting.
@@ -166,9 +166,9 @@ impl ServingStatus {
 pub const DOUBTED: &str =
     "most VMs of many load balancers stopped answering together, so the fault may be the prober's";
 
-/// Status, reason and message of the `Ready` condition of a VM load balancer that has an address,
-/// or whose announcer leases one. `report`: facts about its VMs and its Service. `asked`: address
-/// for which the Service asks.
+/// Status, reason and message of the condition `Ready` of a VM load balancer. Precondition: the
+/// load balancer has an address, or its announcer leases one. `report`: facts about its VMs and its
+/// Service. `asked`: address for which the Service asks.
 pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static str, String) {
     let not = |reason, message: &str| (ConditionStatus::False, reason, message.to_owned());
     match &report.service {

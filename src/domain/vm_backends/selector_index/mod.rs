@@ -2,15 +2,16 @@
 //! its VMs. A change of one VM, pod or LoadBalancer scans neither all VMs nor all LoadBalancers. A
 //! search by a selector in kube-runtime's store would scan them all.
 //!
-//! The index owns the facts about VMs and their pods. Invariants:
+//! Invariants:
 //!
-//! * A VM is a member of exactly the LoadBalancers of its namespace whose selector it matches.
+//! * [`LabelIndex::members`] of a LoadBalancer are exactly the VMs of its namespace that match its
+//!   selector.
 //! * A change of a VM or a pod returns exactly the LoadBalancers whose endpoints it can affect.
 //!
 //! Each pair of label and value is stored once, under a number. The pairs of a selector that have
-//! the same label are a clause. One clause of each LoadBalancer is its anchor: the LoadBalancer is
-//! listed at the pairs of this clause only. So a VM is compared only with the LoadBalancers that
-//! are listed at the VM's own pairs. Informers write the index, and reconciles read it.
+//! the same label are a clause, and a VM matches if it has a pair of every clause. One clause of
+//! each LoadBalancer is its anchor: only the pairs of this clause list the LoadBalancer. So a VM is
+//! compared only with the LoadBalancers that the VM's own pairs list.
 
 mod slots;
 

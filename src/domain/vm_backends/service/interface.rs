@@ -93,12 +93,12 @@ pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }
 
-/// Returns the changes of the Service's [`hints`], by these rules:
+/// Returns the changes of the Service's [`hints`]. Null removes an annotation. These rules apply:
 ///
 /// * If an earlier version of the operator wrote the annotation [`ASKED_VLAN`], this annotation and
-///   the annotation with the network are removed at once. kube-vip would fail on this VLAN at its
-///   next start.
-/// * While the Service is announced, all other hints stay, and so does the interface.
+///   the annotation with the network are removed, even while the Service is announced. kube-vip
+///   would fail on this VLAN at its next start.
+/// * While the Service is announced, all other hints stay.
 /// * Hints of a user stay.
 /// * Hints that the operator wrote for another network are replaced by the hints of the address's
 ///   network. A Service without hints gets these hints too.

@@ -3,12 +3,11 @@
 //!
 //! Invariants:
 //!
-//! * An object is written or deleted only if it names the LoadBalancer as its owner, by UID.
-//! * Fields and annotations that other writers add to these objects stay.
-//!
-//! Of a Service, the operator owns the type, the ports, the families, the requested address, the
-//! absence of a selector, the operator's label and the owner reference. Everything else (policies,
-//! more labels and annotations, node ports) belongs to the user or program that set it.
+//! * A stored object is changed or deleted only if it names the LoadBalancer as an owner, by UID.
+//! * Of a Service, the operator owns the type, the ports, the families, the requested address, the
+//!   absence of a selector, the owner reference, and the operator's label and annotations.
+//!   Everything else (policies, other labels and annotations, node ports) belongs to the user or
+//!   program that set it, and stays.
 
 mod announcement_delay;
 mod ineffective_settings;
@@ -162,16 +161,14 @@ pub enum ServicePlan {
     /// Delete the Service, so that it can be created again, for one of these reasons:
     ///
     /// * The Service has the wrong address family, which cannot be changed.
-    /// * The Service asks for the wrong address or interface.
-    /// * The external traffic policy of the Service has changed since its creation.
+    /// * The Service asks for the wrong address, or its external traffic policy has changed since
+    ///   its creation. After such a change, kube-vip 1.2 withdraws the address of the Service, and
+    ///   announces no other address for it (`serviceChanged` in pkg/services/processor.go).
+    /// * The Service asks for the wrong interface. kube-vip reads the interface once (see the
+    ///   module `interface`).
     /// * The LoadBalancer no longer has a port with which the Service was created. kube-vip reads
     ///   the ports once, and still lets traffic for a removed port reach the node itself
     ///   (`SetServicePorts` in pkg/instance/instance.go, `insertIPTablesRulesForServicePorts`).
-    ///
-    /// kube-vip 1.2 withdraws the address of a Service if the addresses, the external traffic
-    /// policy or the families of the Service change. After that, kube-vip announces no other
-    /// address (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and no
-    /// other instance is created). kube-vip reads the interface once (see the module `interface`).
     Replace,
 }
 
@@ -320,8 +317,8 @@ pub fn conflict(lb: &str, whose: &str) -> String {
     )
 }
 
-/// Text about the owner of an object that the LoadBalancer `lb` does not own. The text names the
-/// owner, or says that the object names no owner. `owners`: owners of the object. `None`: `lb` owns
+/// Text about the owner of an object, if the LoadBalancer `lb` does not own it: the text names the
+/// owner, or says that the object names no owner. `None`: `lb` owns the object. `owners`: owners of
 /// the object.
 pub fn foreign(owners: &[OwnerRef], lb: LbIdentity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {

@@ -1,11 +1,10 @@
 //! Decision whether failures of probes are the fault of the backends or of the prober.
 //!
-//! A prober that loses its own path to the VMs observes that most VMs fail at once. So failures are
-//! doubted when most VMs fell silent at one moment. A VM has one target for each LoadBalancer that
-//! probes it. The VM fell silent if the probes of all its targets passed before that moment, and
-//! have only failed since. Doubted targets stay endpoints. If the VMs in fact work, their users
-//! notice nothing. If the VMs have failed, their users lose nothing more, because a failed VM does
-//! not serve them anyway.
+//! A prober that loses its own path to the VMs observes that most VMs fall silent at one moment:
+//! before this moment, the probes of all targets of such a VM passed, and after it, they only fail.
+//! A VM has one target for each LoadBalancer that probes it. Failures since such a moment are
+//! doubted: the targets still count as healthy, and stay endpoints. If a VM has in fact failed, its
+//! users lose nothing more, because a failed VM does not serve them in any case.
 //!
 //! Invariants:
 //!
@@ -27,28 +26,31 @@ pub const MANY: usize = 3;
 /// are several if a fault spreads.
 const MOST_MOMENTS: usize = 16;
 
-/// Probe results of a target that passes, or that passed before it failed.
+/// Probe results of a target whose verdict is healthy, or was healthy before it failed. The healthy
+/// verdict may come from an earlier leader or an earlier check.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeHistory<'a> {
     /// LoadBalancer of the target, `namespace/name`.
     pub lb: &'a str,
     /// Address of the VM.
     pub address: IpAddr,
-    /// Time of the last probe that passed. Zero: no probe of this process has passed.
+    /// Time of the last probe that passed while the verdict was healthy, or that made the verdict
+    /// healthy. Zero: there was no such probe in this process.
     pub passed: Duration,
     /// Time of the first failure after `passed`. `None`: there is no such failure.
     pub failing: Option<Duration>,
 }
 
-/// Finds the moment between `from` and `until` at which most VMs fell silent, if there was such a
-/// moment. The targets of these VMs passed before that moment and failed after it. `histories`:
-/// probe results of each target. If there are several such moments, only the one with the most
-/// silent VMs is considered.
+/// Returns the moment between `from` and `until` at which the most VMs fell silent. A VM fell
+/// silent at a moment if the moment is between the VM's last success and its first failure, over
+/// all its targets. `None`: there is no such moment, or one of these conditions is not met:
 ///
-/// Most means more than half of the VMs that answered until that moment. At least [`MANY`] VMs must
-/// be silent, behind at least [`MANY`] load balancers. VMs are counted, not targets, because one VM
-/// may be behind every load balancer. A VM is silent if all of its results since the moment are
-/// failures.
+/// * At least [`MANY`] VMs fell silent.
+/// * At least [`MANY`] load balancers have a target that fell silent.
+/// * The VMs that fell silent are more than half of all VMs that had not fallen silent before.
+///
+/// VMs are counted, not targets, because one VM may be behind every load balancer. `histories`:
+/// probe results of each target.
 pub fn moment<'a>(
     histories: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),

@@ -115,12 +115,14 @@ impl OpinionQuestion {
         }
     }
 
-    /// Whether the replica `place` must answer the question. `given`: answer that the Lease already
-    /// has, if any. Always `false` for the replica that asked. `true` for other replicas in these
-    /// cases:
+    /// Whether the replica `place` must answer the question: another replica has asked it, and one
+    /// of these holds:
     ///
     /// * The Lease has no answer to this question.
-    /// * `given` leads to [`Opinion::SameNode`], and `place` is on another node or an unknown one.
+    /// * The answer leads to [`Opinion::SameNode`], and `place` is on another node or an unknown
+    ///   one.
+    ///
+    /// `given`: answer that the Lease has, if any.
     pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {
@@ -130,9 +132,9 @@ impl OpinionQuestion {
             }
     }
 
-    /// Answer of the replica `by` to this question. `passed` and `failed`: numbers of targets whose
-    /// probe by that replica passed or failed. `None`: the replica probed no target, or fewer than
-    /// half of the targets.
+    /// Answer of the replica `by` to this question. `None`: that replica probed no target, or fewer
+    /// than half of the targets. `passed` and `failed`: numbers of targets whose probe by that
+    /// replica passed or failed.
     pub fn answer(&self, by: &ReplicaPlace, passed: usize, failed: usize) -> Option<OpinionAnswer> {
         let enough = passed + failed > 0 && 2 * (passed + failed) >= self.targets.len();
         let (to, at, by) = (self.by.clone(), self.at.clone(), by.clone());
@@ -169,9 +171,9 @@ impl Opinion {
     }
 }
 
-/// Picks at most [`MOST_ASKED`] targets for a question. `held`: targets whose failures the leader
-/// doubts. `at`: time of the question, which is the seed of the random choice. No two picked
-/// targets belong to the same load balancer or have the same address.
+/// Picks at most [`MOST_ASKED`] targets for a question. No two of them belong to the same load
+/// balancer or have the same address. `held`: targets whose failures the leader doubts. `at`: time
+/// of the question, which is the seed of the random choice.
 pub fn sample(held: impl IntoIterator<Item = AskedTarget>, at: &str) -> Vec<AskedTarget> {
     let chance = |asked: &AskedTarget| ProbePhase::of(&[at, &asked.lb, &asked.address.to_string()]);
     let mut of_lbs = BTreeMap::<String, Vec<AskedTarget>>::new();

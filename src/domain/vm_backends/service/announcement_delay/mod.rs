@@ -1,16 +1,16 @@
 //! Delay of a new Service's announcement: kube-vip must ignore the Service until kube-proxy has
 //! rules for it.
 //!
-//! kube-proxy redirects traffic for an address as soon as the Service's status contains the
-//! address. But kube-vip first binds the address, and then writes the status. Between these two
-//! steps the node itself has the address, and programs on the node answer. So a new Service has an
-//! annotation that makes kube-vip ignore the Service. The operator writes the address into the
-//! Service's status. Then the operator waits until every kube-proxy has had the time to write its
-//! rules, and removes the annotation. After that, kube-vip may announce the address.
+//! kube-vip first binds an address, and then writes it into the Service's status. kube-proxy
+//! redirects traffic only for an address in the status. So between these two steps, programs on the
+//! node would answer. For a new Service, the order is therefore:
 //!
-//! Invariant: an address that the operator writes into a Service's status carries
-//! [`NOT_ANNOUNCED`], and does not count as announced. kube-vip later replaces this entry of the
-//! status with its own entry.
+//! 1. The operator creates the Service with an annotation that makes kube-vip ignore it.
+//! 2. The operator writes the address into the Service's status. This entry carries
+//!    [`NOT_ANNOUNCED`], and does not count as announced.
+//! 3. The operator waits until every kube-proxy has had the time to write its rules, and removes
+//!    the annotation.
+//! 4. kube-vip announces the address, and replaces the entry in the status with its own.
 
 use chrono::{DateTime, FixedOffset, TimeDelta};
 use serde_json::{Value, json};

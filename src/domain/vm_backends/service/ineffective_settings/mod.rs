@@ -29,8 +29,8 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
 
 /// Text that says why kube-vip does not announce the address: the policy is Local, and no VM is
 /// known to serve on the node of kube-vip's leader. In that case, kube-vip 1.2 withdraws the
-/// address (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go). The Service's status and the
-/// annotation [`super::ANNOUNCING_NODE`] stay unchanged. `None` in each of these cases:
+/// address, but leaves the Service's status and the annotation [`super::ANNOUNCING_NODE`] unchanged
+/// (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go). `None` in each of these cases:
 ///
 /// * The policy is not Local.
 /// * A VM serves on the node that announced the address last.

@@ -22,8 +22,8 @@ use api::ANNOTATION_NETWORK;
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
 /// Longest text of settings, in bytes. All annotations of one object may have 256 KiB, and the
-/// other annotations of an EndpointSlice are short. If they are not, the API server refuses the
-/// text, and the caller tries [`without_metadata`].
+/// other annotations of an EndpointSlice are normally short. If they are long, the API server
+/// refuses the text, and the caller tries [`without_metadata`].
 const LONGEST: usize = 240 * 1024;
 /// Field of a Service's spec with the source ranges: the networks of the admitted clients.
 const SOURCE_RANGES: &str = "loadBalancerSourceRanges";
@@ -39,9 +39,10 @@ const FIELDS: [&str; 9] = [
     "sessionAffinityConfig",
     "trafficDistribution",
 ];
-/// Fields of a Service's spec that the API server assigns. The Service that replaces a deleted one
-/// gets the same values if they are still free. `ipFamilies` is only compared with the value in the
-/// new Service. If the two differ, the new Service does not get the stored cluster IPs.
+/// Fields of a Service's spec that the API server assigns. A Service that replaces a deleted one
+/// asks for the same values, or for none of them if the API server refuses it
+/// ([`without_allotted`]). Exception: `ipFamilies` is only compared. If it differs, the new Service
+/// does not ask for the same cluster IPs.
 const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
 /// Fields of a Service's port that belong to users.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
