@@ -1,9 +1,10 @@
-//! Endpoints of a process: `/metrics`, `/healthz`, `/readyz`, in plain HTTP.
+//! Endpoints of a process, in plain HTTP:
 //!
-//! `/healthz` fails when a restart would help. `/readyz` fails while this process could not take
-//! over from a leader that stops. The operator's `/readyz` also fails while admission cannot
-//! answer, and while the process shuts down. The port is open to all, so the rate at which metrics
-//! are gathered is limited. Requests beyond this rate get the last result again.
+//! * `/healthz` fails if a restart of the process would help.
+//! * `/readyz` succeeds if the process could take over from a leader that stops. The operator's
+//!   `/readyz` also fails while admission cannot answer, and while the process shuts down.
+//! * `/metrics` gathers metrics at a limited rate, because the port is open to all. Requests beyond
+//!   this rate get the last result again.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

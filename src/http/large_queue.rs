@@ -1,14 +1,14 @@
 //! Queue of large requests: decides which request is read and processed, and which answer is sent.
 //!
 //! Invariants:
-//! * one request at a time has the turn, which is the right to be read and processed. One answer at
-//!   a time has the place, which is the right to be sent. A request keeps the turn until its answer
-//!   has the place. So a queue holds at most one request and two answers in memory;
-//! * a small answer needs no place, because its connection has memory for one small request or
-//!   answer;
-//! * the answer that has the place has a limited time while another answer waits for the place.
-//!   After this time, the connection of the first answer is cut. So a caller that does not read its
-//!   answer delays the next caller no longer than a caller that does not send its body.
+//! * The turn is the right of a request to be read and processed. One request at a time has the
+//!   turn, until its answer has the place or needs none.
+//! * The place is the right of a large answer to be sent. One answer at a time has the place. A
+//!   small answer needs no place, because its connection has memory for one small request or
+//!   answer. So a queue has at most one request and two large answers in memory.
+//! * An answer that has had the place for the time [`LEAVES`] loses its connection when another
+//!   answer waits for the place. So a caller that does not read its answer delays the next caller
+//!   no longer than a caller that does not send its body.
 
 use std::pin::pin;
 use std::sync::Mutex;

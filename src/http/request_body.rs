@@ -1,10 +1,10 @@
-//! Body of a request: how it is read, within bounds of size and time.
+//! Reads the body of a request, within limits of size and time.
 //!
 //! Invariants:
-//! * until a request has its turn, it holds at most [`SMALL`] bytes of its body, and one piece that
-//!   was in its connection's buffer;
-//! * a turn begins only after more than [`SMALL`] bytes of the body have arrived, so a caller that
-//!   sends nothing has no turn.
+//! * Until a request has its turn, at most [`SMALL`] bytes of its body are in memory, and one more
+//!   piece that was in its connection's buffer.
+//! * A turn begins only after more than [`SMALL`] bytes of the body have arrived, so a caller that
+//!   sends nothing takes no turn.
 
 use std::time::Duration;
 
@@ -34,10 +34,11 @@ pub(super) struct BodyLimits {
     pub(super) ends: Duration,
 }
 
-/// Complete body of a request. A large body holds its turn in the queue until its answer may be
-/// sent.
+/// Complete body of a request.
 pub(super) struct CompleteBody {
     pub(super) bytes: Vec<u8>,
+    /// Turn of the request, which lasts until the answer has the place of its queue or needs none
+    /// ([`super::large_queue`]). `None`: the request has no turn, because its body is small.
     pub(super) turn: Option<CallerTurn<ConnectionSource>>,
 }
 

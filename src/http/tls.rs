@@ -38,10 +38,10 @@ impl ResolvesServerCert for InUse {
     }
 }
 
-/// TLS settings that serve the current certificate. `client_ca`: a PEM file with the authorities of
-/// callers' certificates. With this file, the server asks callers for a certificate and verifies
-/// the certificate. A caller without a certificate is accepted but marked as unknown, because the
-/// API server shows no certificate when it requests a conversion.
+/// TLS settings that serve the current certificate. `client_ca`: PEM file with the authorities of
+/// callers' certificates. With this file, the server verifies a caller's certificate. A caller
+/// without a certificate is still accepted (`Caller::is_known` is false), because the API server
+/// sends no certificate when it requests a conversion.
 pub fn settings(in_use: Arc<InUse>, client_ca: Option<&Path>) -> anyhow::Result<ServerConfig> {
     // The crypto provider is named here, because another crate may set another default for the
     // process.

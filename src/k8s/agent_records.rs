@@ -43,8 +43,8 @@ impl RecordClient {
     }
 
     /// Watches the records of `network`, and sends each event to `sender`, until this future is
-    /// dropped. Records of other networks are skipped. A record that this version of the operator
-    /// cannot parse still exists, so it is not reported as gone.
+    /// dropped. A record that this version of the operator cannot parse still exists, so it is not
+    /// reported as gone.
     pub async fn watch(self, network: String, sender: UnboundedSender<RecordEvent>) {
         let names: Mutex<HashSet<String>> = Mutex::default();
         let names = || lock(&names);
@@ -75,7 +75,8 @@ impl RecordClient {
         informer::watch_guarded(api, Config::default(), &self.metrics, known, on_event).await;
     }
 
-    /// The record `namespace/name`, as the API server has it now. `None`: the record does not exist.
+    /// The record `namespace/name`, as the API server has it now. `None`: the record does not
+    /// exist.
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
         Box::pin(api.call_get_opt(name)).await

@@ -82,8 +82,7 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     }
 
     /// Reads the object `name`. `None`: the API server answered that the object does not exist. Any
-    /// other 404 is an error, because it says nothing about the object. Examples are a 404 of a
-    /// proxy, and a 404 for a kind that is not served.
+    /// other 404 is an error, for example that of a proxy, or that for a kind that is not served.
     async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
     }
@@ -98,10 +97,12 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         }
     }
 
-    /// Reads a whole list with the deadline [`Self::deadline`]. If `params` has a limit, reads one
-    /// page. A page that is late is requested again with fewer objects. Each try of a page with
-    /// several objects has the deadline [`Self::deadline`], but at most [`CALL_DEADLINE`]. All
-    /// tries together have [`TRIES`] times this deadline, or [`Self::deadline`] if that is longer.
+    /// Reads a list:
+    /// * Without a limit in `params`: the whole list, with the deadline [`Self::deadline`].
+    /// * With a limit: one page. A try of a page with several objects has the deadline
+    ///   [`Self::deadline`] or [`CALL_DEADLINE`], whichever is shorter. A page that is late is
+    ///   requested again with fewer objects. All tries together have [`TRIES`] times the deadline
+    ///   of a try, or [`Self::deadline`] if that is longer.
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
         let name = || format!("GET {}", self.api().resource_url());
         let deadline = self.deadline();

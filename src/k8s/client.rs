@@ -23,13 +23,12 @@ use super::read_only::{RefusedReads, withhold_writes};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Longest time to establish a connection: the lookup of the name, TCP and TLS. The time for TCP
-/// alone is shorter. Most commands that run in a terminal have a longer time.
+/// Longest time to establish a connection: the lookup of the name, TCP and TLS together. Most
+/// commands that run in a terminal have a longer time.
 ///
-/// Go allows ten seconds for TLS. That would be too long here: an open connection may be silent for
-/// the time [`SILENCE`], and then the TLS handshake of the next connection may be silent too. Both
-/// together, with the delays of an informer, must take less than 15 s. A call has no use for a
-/// longer time either, because its own deadline ([`super::CALL_DEADLINE`]) includes the connection.
+/// An API server that falls silent must cost less than 15 s, even if the TLS handshake of the next
+/// connection gets no answer either. So [`SILENCE`], this time and the delays of an informer must
+/// together be less than 15 s.
 pub const CONNECT: Duration = Duration::from_secs(4);
 /// Longest time for which a connection stays open without a call. After a longer time, the API
 /// server at the other end may have become unresponsive, and the next call on the connection would
@@ -43,13 +42,13 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 /// [`SILENCE`].
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Reads the configuration of a client (server and credentials) from the file `kubeconfig`. `None`:
-/// from the file that `KUBECONFIG` names, or from the default file. If that file is missing or
-/// cannot be used, the configuration of the pod is read. `connect` is the connect timeout, for the
-/// lookup of the name, TCP and TLS together.
+/// Reads the configuration of a client: server and credentials. `kubeconfig`: the file to read. If
+/// it is `None`, these sources are tried in order: the file that `KUBECONFIG` names, or otherwise
+/// the default file; then the configuration of the pod. `connect`: longest time for the lookup of
+/// the name, TCP and TLS together.
 ///
-/// The retries of kube's client are off, because these retries would repeat POSTs too. Each caller
-/// decides when a retry is safe.
+/// The retries of kube's client are off, because they would repeat POSTs too. Each caller decides
+/// when a retry is safe.
 pub async fn config(kubeconfig: Option<&Path>, connect: Duration) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
@@ -67,11 +66,9 @@ pub async fn config(kubeconfig: Option<&Path>, connect: Duration) -> anyhow::Res
     Ok(config)
 }
 
-/// Creates a client with the configuration `config` and its own connections. `metrics` counts the
-/// client's calls.
-///
-/// The connections differ from those of kube's own client: each connection has deadlines, and is
-/// closed when it is idle. kube has no setting that closes idle connections.
+/// Creates a client with the configuration `config`. `metrics` counts the client's calls. The
+/// client's connections have deadlines, and are closed when they are idle. kube's own client has no
+/// setting that closes idle connections. `Err`: `config` cannot be used, or has a proxy.
 pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     assemble(config, None, metrics)
 }

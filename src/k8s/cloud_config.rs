@@ -40,10 +40,9 @@ use crate::domain::credentials::guest_account::{
 };
 use crate::domain::credentials::secret_text::SecretText;
 
-/// Deadline of one call, and of the setup of a connection. The value is large, because the command
-/// runs in a terminal and nothing else waits for it. The deadline ends a list that arrives slowly,
-/// or a TLS handshake without an answer. If a connection that is set up brings no data, its call
-/// fails earlier, after [`super::SILENCE`].
+/// Deadline of one call, and of the setup of a connection. The value is large, because nothing but
+/// the command waits for a call. If a connection that is set up brings no data, its call fails
+/// earlier, after [`super::SILENCE`].
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Pause between two tries to list TokenRotations while the API server answers 429.
@@ -75,8 +74,12 @@ impl GuestCredentials {
         Ok(namespaces.within(PATIENCE).call_get_opt(name).await?.is_some())
     }
 
-    /// ServiceAccounts, token Secrets and TokenRotations in `namespace`, and the bindings of roles
-    /// that `bindings` returns. `namespace: None`: the objects in all namespaces. VMs are not read.
+    /// Objects from which the credentials of guests are listed:
+    /// * ServiceAccounts, token Secrets and TokenRotations: those in `namespace`.
+    /// * RoleBindings: those in `namespace` and in the shared namespaces.
+    /// * ClusterRoleBindings: all.
+    ///
+    /// If `namespace` is `None`, the objects in all namespaces are read. VMs are not read.
     pub async fn survey(&self, namespace: Option<&str>) -> Result<GuestObjects, CallError> {
         let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
         let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;

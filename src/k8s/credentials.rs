@@ -231,8 +231,8 @@ impl CredentialReader {
     }
 
     /// Content of the Secret `namespace/name`, with the value under `key` (field 0), and the clock
-    /// of the API server (field 1). Field 0 is `None` if the API server answered that the Secret does
-    /// not exist. Any other 404, such as that of a proxy, is an error.
+    /// of the API server (field 1). Field 0 is `None` if the API server answered that the Secret
+    /// does not exist. Any other 404, such as that of a proxy, is an error.
     pub async fn secret(
         &self,
         namespace: &str,

@@ -1,11 +1,10 @@
-//! Writes Kubernetes Events, best effort, from a bounded queue. The rate is low, so that Events do
-//! not slow the writes of addresses. Namespaces take turns: many warnings of one tenant delay an
-//! Event of another tenant by one turn only. Events that are not written are counted.
+//! Writes Kubernetes Events, best effort, from a bounded queue. Events that are not written are
+//! counted. Namespaces take turns: many warnings of one tenant delay an Event of another tenant by
+//! one turn only.
 //!
-//! kube's `Recorder` counts repeated Events in one object, but writes as often as it is called.
-//! client-go's filter gives each pair of source and object its own budget: 25 Events, and then one
-//! Event in five minutes. Here one budget limits all Events, because all of them together slow the
-//! other writes.
+//! One budget limits all Events together, so that they do not slow the writes of addresses. kube's
+//! `Recorder` has no limit, and client-go's filter has a budget for each pair of source and object:
+//! 25 Events, and then one Event in five minutes.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

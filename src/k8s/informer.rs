@@ -19,9 +19,10 @@ use super::guard::{Guard, ObjectMisfit};
 use super::request_path::resource_at;
 use crate::metrics::Metrics;
 
-/// Duration of a watch, in seconds. A watch is shorter than [`super::SILENCE`]. So a connection
-/// that brings no data for the time `SILENCE` is dead. The API server sends a bookmark two seconds
-/// before a watch ends. The next watch resumes from the bookmark, with one call and without a list.
+/// Duration of a watch, in seconds. It is shorter than [`super::SILENCE`]. A live connection brings
+/// data at the latest when a watch ends, so a connection without data for the time `SILENCE` is
+/// dead. The API server sends a bookmark two seconds before a watch ends. The next watch resumes
+/// from the bookmark, without a list.
 pub const WATCH_SECONDS: u32 = 8;
 
 /// Event that an informer reports about the objects of its kind.
@@ -44,14 +45,11 @@ pub enum ObjectEvent<K> {
     Refused(Box<Status>),
 }
 
-/// Key of an object: `namespace/name`, or the name of a cluster-scoped object.
+/// Key of an object: `namespace/name`, or the name of a cluster-scoped object. [`split_key`]
+/// returns the parts.
 ///
-/// The key is text and not a type, because the ledger in an IPPool's status names the owner of each
-/// address as the text `namespace/name`. So a key is compared with the ledger without conversion,
-/// and is the same text in logs and messages. kube's `ObjectRef` is a type for one kind only, and
-/// `ObjectRef::from_obj` copies the resourceVersion and the UID as well. A type with two parts
-/// would have to be put together again for each log line, message and look-up in a ledger. Few
-/// callers need the parts, and those use [`split_key`].
+/// The key is text and not a type, because the ledger in an IPPool's status contains the same text,
+/// and so do logs and messages. A key is compared and printed without conversion.
 pub fn key(meta: &ObjectMeta) -> String {
     let name = meta.name.as_deref().unwrap_or_default();
     match &meta.namespace {
@@ -62,9 +60,9 @@ pub fn key(meta: &ObjectMeta) -> String {
 
 /// Namespace and name in a [`key`]. The namespace is empty for a cluster-scoped object.
 ///
-/// Only for a text that was made from an object's metadata. Another text may have no slash, for
-/// example an option, or an owner in a stored ledger. The reader of such a text uses `split_once`,
-/// and decides what a name without namespace means.
+/// Precondition: `key` was made from an object's metadata. A text from elsewhere, such as an option
+/// or an owner in a stored ledger, may have no slash. Use `split_once` for such a text, and decide
+/// what a name without a namespace means.
 pub fn split_key(key: &str) -> (&str, &str) {
     key.split_once('/').unwrap_or(("", key))
 }
@@ -76,10 +74,9 @@ pub fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
 
-/// Whether the API server refused a list because the operator cannot list the kind: either the
-/// cluster does not serve the kind, or the operator's role has no right to list the kind. `status`
-/// is the refusal. A role that is older than this program may lack the right. A missing right is
-/// logged and counted at each list, and makes the kind's view stale in the metrics.
+/// Whether the API server refused a list because the cluster does not serve the kind, or because
+/// the operator has no right to list it. `status` is the refusal. The informer itself logs and
+/// counts a missing right at each list, and the kind's view becomes stale in the metrics.
 pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }

@@ -5,15 +5,15 @@
 //! * Every call has a deadline, and its error names the call ([`calls`]). The lists and watches of
 //!   informers have the limit [`SILENCE`] instead.
 //! * Every write is refused when this process does not lead. Exceptions:
-//!   * the writes of the Lease and of Events, the writes for admission, and the writes of the
-//!     `cloud-config` and `takeover` commands;
+//!   * the writes of the Lease and of Events, and the writes for admission;
+//!   * the writes of the `cloud-config` and `takeover` commands;
 //!   * the condition that names another controller as the leader, and the removal of IPPool's
 //!     status subresource for that controller;
 //!   * the claims that are added to pools after etcd was restored from a backup.
 //! * [`write::ApiWriter::check_leadership`] refuses writes to a Rancher in the same way.
 //! * Each change carries the resourceVersion of the object that the decision was based on. Each
 //!   deletion carries that version or the UID. So the server refuses a decision from a stale view.
-//!   Four writes carry neither the version nor the UID:
+//!   Exceptions, which carry neither:
 //!   * the restart of a workload, and the annotation that keeps a CRD, because each sets one
 //!     annotation;
 //!   * the deletion of a bound Secret, because its name is never used again;
@@ -85,10 +85,9 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 pub const PAGE: u32 = 200;
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
-/// the connection and its calls fail. Lists and watches of informers have only this limit. Most
-/// calls of commands also have a deadline that is longer than this limit. Such a deadline ends a
-/// call whose answer arrives slowly, but without a pause of this length. Calls with the deadline
-/// [`CALL_DEADLINE`] end earlier.
+/// the connection and its calls fail. Lists and watches of informers have no other limit. Calls
+/// with the deadline [`CALL_DEADLINE`] end earlier. Most calls of commands have a longer deadline,
+/// which ends an answer that arrives slowly, but without a pause of this length.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call to the API server failed. Most of the reasons contain the name of the call.

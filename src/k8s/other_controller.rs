@@ -1,7 +1,6 @@
 //! Reports another controller that holds the Lease instead of this operator: by log, Event and
-//! metric, and by a condition on LoadBalancers. A LoadBalancer gets the condition if, ten seconds
-//! after its creation, the other controller has written neither an address nor a condition into the
-//! LoadBalancer's status.
+//! metric, and by a condition on each LoadBalancer for which that controller writes neither an
+//! address nor a condition.
 //!
 //! While the other controller holds the Lease, this module also removes the status subresource of
 //! IPPool. With this subresource, the API server would drop the claims that the other controller
@@ -87,9 +86,9 @@ impl LeaseHolderWatch {
         self.events.warning(lease.into(), reason::OTHER_CONTROLLER, note);
     }
 
-    /// Removes the status subresource from IPPool's CRD again after each interval [`CHECK_FORM`],
-    /// because a chart or an admin may have added the subresource. `holder`: identity of the other
-    /// controller that holds the Lease.
+    /// Checks IPPool's CRD after each interval [`CHECK_FORM`], and removes the status subresource
+    /// again if a chart or an admin has added it. Reports each removal, and each failure. `holder`:
+    /// identity of the other controller that holds the Lease. Does not return.
     async fn watch_subresource(&self, holder: &str) {
         loop {
             tokio::time::sleep(CHECK_FORM).await;
@@ -100,11 +99,11 @@ impl LeaseHolderWatch {
         }
     }
 
-    /// Removes the status subresource from IPPool's CRD. The Go controller writes the status with
-    /// plain updates (`pkg/ipam/store/store.go`, `Reserve`). Where the CRD has the subresource, the
-    /// API server drops the status of a plain update. Returns a suffix for the text of the log and
-    /// of the Event, which says that the subresource was removed, or could not be removed. Empty:
-    /// the CRD had no status subresource.
+    /// Removes the status subresource from IPPool's CRD, because the Go controller writes the
+    /// status with plain updates (`pkg/ipam/store/store.go`, `Reserve`). With the subresource, the
+    /// API server drops the status of a plain update. Returns the end of a message, which says that
+    /// the subresource was removed, or could not be removed. Empty: the CRD had no status
+    /// subresource.
     async fn without_subresource(&self) -> &'static str {
         let removal = async {
             let api = Api::<CustomResourceDefinition>::all(self.client.clone());
@@ -119,12 +118,13 @@ impl LeaseHolderWatch {
         })
     }
 
-    /// Writes the condition with the holder's name to LoadBalancers. `holder`: identity of the
-    /// other controller that holds the Lease. Each search follows after [`SEARCH_INTERVAL`]. A
-    /// LoadBalancer gets the condition if all of this is true:
+    /// Writes the condition that names the Lease's holder to LoadBalancers, after each interval
+    /// [`SEARCH_INTERVAL`]. Does not return. `holder`: identity of the other controller that holds
+    /// the Lease. A LoadBalancer gets the condition if all of these hold:
     /// * The LoadBalancer has existed for at least [`UNANSWERED`] seconds.
     /// * The LoadBalancer is not being deleted.
-    /// * The LoadBalancer has neither an address nor a condition `Ready` with another reason.
+    /// * The LoadBalancer has no address.
+    /// * The LoadBalancer has no condition `Ready` with another reason.
     async fn answer_for(&self, holder: &str) {
         loop {
             tokio::time::sleep(SEARCH_INTERVAL).await;

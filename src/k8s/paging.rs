@@ -2,16 +2,15 @@
 //!
 //! A page is in memory as text until it is parsed, and a tenant can make objects of 1.5 MB. So
 //! pages of a fixed number of objects need much memory if the number is large, and much time if it
-//! is small. A list may be continued with another `limit`: the end-to-end test of Kubernetes
-//! chooses a random `limit` for each page (`test/e2e/apimachinery/chunking.go`).
+//! is small. A list may be continued with another `limit`, as the end-to-end test of Kubernetes
+//! does (`test/e2e/apimachinery/chunking.go`).
 //!
-//! The API server reads all objects of a page before it sends the first byte, so its answer comes
-//! too late if the page has many large objects. If the caller began the list again, it would come
-//! to the same page. So these pages are requested again with fewer objects:
-//! * a page of several objects with more than [`LARGEST_PAGE`] bytes;
-//! * a page of more than [`FIRST_PAGE`] objects, if its request fails;
-//! * a page that is late. In a call with a deadline, each try of a page of several objects has a
-//!   deadline of its own ([`PAGE_DEADLINE`]).
+//! A page is requested again with fewer objects in each of these cases:
+//! * It has several objects, and more than [`LARGEST_PAGE`] bytes.
+//! * It has more than [`FIRST_PAGE`] objects, and its request fails.
+//! * It has several objects, and does not arrive within [`PAGE_DEADLINE`], if that is set. The API
+//!   server reads all objects of a page before it sends the first byte, so a page of many large
+//!   objects comes late.
 //!
 //! A page that the API server refuses is not requested again.
 
@@ -97,7 +96,8 @@ impl PageSize {
 
 /// HTTP service that replaces the `limit` in requests for a page of a list. The new `limit` fits
 /// the size of the objects, and is at most the old one. [`PageSize::cut`] decides whether a page
-/// that was too large, or whose request failed, is requested again. Other requests pass unchanged.
+/// that was too large or late, or whose request failed, is requested again. Other requests pass
+/// unchanged.
 pub(super) fn fit_pages<S, B>(
     inner: S,
 ) -> impl Service<

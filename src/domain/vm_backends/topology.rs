@@ -1,20 +1,21 @@
-//! Topology annotations on VMs. Guest cloud providers copy region and zone from these annotations
-//! of the VirtualMachineInstance to the node of the guest cluster.
+//! Topology annotations on VMs: region and zone of the node on which a VM runs. Guest cloud
+//! providers copy them from the VirtualMachineInstance to the node of the guest cluster.
 //!
-//! Harvester itself sets these annotations, and the host name as well, on VMs of the Rancher node
-//! driver (label `harvesterhci.io/creator: docker-machine-driver-harvester`). Harvester does so
-//! whenever such a VM changes. This module leaves those VMs unchanged.
+//! Exception: this module leaves VMs of the Rancher node driver unchanged (label
+//! `harvesterhci.io/creator: docker-machine-driver-harvester`). Harvester itself writes their
+//! topology annotations, at each change of such a VM.
 
 use serde_json::{Map, Value, json};
 
 use super::vm::{Topology, Vm};
 use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 
-/// Merge patch that sets a VM's topology annotations to the region and zone of `node`, on which the
-/// VM runs. `None` in each of these cases:
+/// Merge patch that sets a VM's topology annotations to `node`, the region and zone of the node on
+/// which the VM runs. An annotation is removed if `node` has no value for it. `None` in each of
+/// these cases:
 ///
 /// * The annotations are right already.
-/// * The node has neither region nor zone. So annotations that a user set by hand stay.
+/// * `node` has neither region nor zone. So annotations that a user set by hand stay.
 /// * Harvester itself writes the VM's annotations.
 /// * The VM is being deleted.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {

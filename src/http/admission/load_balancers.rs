@@ -1,12 +1,12 @@
 //! Looks up the facts that the admission rules of LoadBalancers need.
 //!
 //! Facts come from the watches' views. Only two pools may be read from the API server, if they are
-//! not in the view yet: the pool that the object names, and the pool of its present address. All
-//! LoadBalancers are scanned only in three cases:
+//! not in the view yet: the pool that the object names, and the pool of its present address.
 //!
+//! Only these requests cause a scan of all LoadBalancers in the view:
 //! * A guest reports a leased address.
 //! * A new or changed object names a pool.
-//! * An object that has an address changes its network.
+//! * An object that has an address from a pool changes its network.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -90,10 +90,14 @@ fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoA
 }
 
 /// Describes the present use of `address`, which the guest of `lb` reports as leased. `None`: the
-/// address is free, or belongs to `lb`. An address that a pool or a DHCP server gave out on another
-/// segment does not count as used. Reports of other guests do not count. If they did, a guest could
-/// block other tenants. The text does not name the owner. If it did, tenants could search for each
-/// other's LoadBalancers.
+/// address is free, or only `lb` uses it. A use on another segment than that of `lb` does not
+/// count, if both segments are known. Exceptions, which count on every segment:
+/// * The address is that of a node.
+/// * A global pool gave out the address, or has it as a gateway.
+/// * Another LoadBalancer has the address, and its pool or its record is not in the views.
+///
+/// Reports of other guests do not count: by them, a guest could block other tenants. The text does
+/// not name the owner: by the name, tenants could search for each other's LoadBalancers.
 fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.is_node_address(address) {

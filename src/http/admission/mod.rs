@@ -50,11 +50,10 @@ pub struct RuleSources {
 }
 
 impl RuleSources {
-    /// Whether `user` may write the fields that only a leader writes:
-    /// * This operator always may do so. `own`: its username, empty if the username is not known.
-    /// * Harvester's Go controller may do so while a controller other than this operator holds the
-    ///   Lease. A replica that does not lead reads the Lease every 0.4 s, so it learns of a new
-    ///   holder within about this time.
+    /// Whether `user` may write the fields that only a leader writes. True if one of these holds:
+    /// * `user` is this operator. `own`: the operator's username, empty if it is not known.
+    /// * `user` is Harvester's Go controller, and a controller other than this operator holds the
+    ///   Lease. A replica that does not lead learns of a new holder within about 0.4 s.
     pub fn is_leader(&self, user: &str, own: &str) -> bool {
         (!own.is_empty() && user == own)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

@@ -24,9 +24,9 @@ use crate::domain::dhcp_lease;
 
 /// Maximum number of LoadBalancers that `existing` reads from the API server for one request.
 const READS: usize = 16;
-/// Time limit for each of three reads from the API server: the list of pools, the LoadBalancers of
-/// one request together, and the LoadBalancer of a manual release. All three wait at the same time,
-/// because the request must be answered within 4.5 s.
+/// Time limit for each of three reads from the API server: the list of pools, the LoadBalancers
+/// that `existing` reads for one request, and the LoadBalancer of a manual release. The three run
+/// at the same time, because the request must be answered within 4.5 s.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Answers a review of an IPPool. A read that fails is no reason for a refusal.
@@ -90,10 +90,10 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
     leased.collect()
 }
 
-/// Returns the claims in `holders` whose LoadBalancer is in the view. If the view has none of these
-/// LoadBalancers, reads up to `READS` of them from the API server, because they may be newer than
-/// the view, and returns the claims of those that exist. Returns no claim if these reads together
-/// take longer than `PATIENCE`, for example because many requests wait for such reads.
+/// Returns the claims in `holders` whose LoadBalancer is in the view. If there is no such claim,
+/// the LoadBalancers may be newer than the view: then up to `READS` of them are read from the API
+/// server, and the claims of those that exist are returned. Returns no claim if these reads
+/// together take longer than `PATIENCE`.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
     let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &ClaimHolder| {

@@ -1,14 +1,14 @@
-//! The envelope of admission: AdmissionReview of version v1, request and answer.
+//! Parses an AdmissionReview of version v1, applies the rules of admission, and writes the answer.
 //!
 //! Invariants:
-//! * every request is answered with a review for the same UID, or refused with a sentence that says
-//!   why;
-//! * an object is retained as it was sent, with all fields, so that a patch fits it;
-//! * the values of an object are counted before it is parsed. An object that is larger, or has more
-//!   values or maps, than any object needs is not parsed: mutation leaves it unchanged, and
-//!   validation refuses it;
-//! * if a read that the rules of a LoadBalancer need fails, validation fails, and mutation changes
-//!   nothing.
+//! * Every request is answered with a review for the same UID, or refused with a sentence that says
+//!   why.
+//! * An object is parsed with all the fields that were sent, so that a patch fits the object.
+//! * The size of an object, and its numbers of values and maps, are checked before the object is
+//!   parsed. An object above the limits, which no valid object reaches, is not parsed: mutation
+//!   leaves it unchanged, and validation refuses it.
+//! * The rules of a LoadBalancer may need a read from the API server. If this read fails,
+//!   validation fails, and mutation changes nothing.
 
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ const MOST_VALUES: usize = 100_000;
 const MOST_MAPS: usize = 15_000;
 
 /// Paths of the maps that a patch changes field by field. Any other value is replaced as a whole.
-/// So a patch is not much longer than the object: a key that the caller has chosen is in the path
-/// of one operation only, and not in the paths of all fields below the key.
+/// Otherwise, a patch could be much longer than the object: a long key that the caller has chosen
+/// would be in the path of every field below this key.
 const PATCHED: [&str; 6] =
     ["", "/metadata", "/metadata/annotations", "/metadata/labels", "/spec", "/status"];
 

@@ -1,13 +1,15 @@
-//! Keys and certificates of admission. This module makes them, and converts them to and from the
-//! content of admission's Secret. [`super::registration`] reads and writes this Secret.
+//! Makes the keys and certificates of admission, and converts them to and from the content of
+//! admission's Secret. [`super::registration`] reads and writes this Secret, and
+//! [`crate::domain::admission::certificates`] decides when each step is due.
 //!
-//! Invariants: everything that is read is checked, so invalid content of the Secret is recognised.
-//! Private keys are never printed. [`crate::domain::admission::certificates`] decides when each
-//! step is due.
+//! Invariants:
+//! * The content of the Secret is checked when it is read. Without a valid certificate of the
+//!   authority, the read fails. Any other invalid entry counts as missing.
+//! * Private keys are never printed.
 //!
-//! `rcgen` generates the keys and signs. cert-manager is not used: admission would depend on a
-//! second installation. Helm's `genSignedCert` is not used: it makes a new certificate at each
-//! rendering and renews none in between, and `config/` is applied without Helm.
+//! cert-manager is not used, because admission would then depend on a second installation. Helm's
+//! `genSignedCert` is not used, because it makes a new certificate at each rendering and none in
+//! between, and because `config/` is applied without Helm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -117,9 +119,9 @@ impl CertificateMaterial {
         Ok(Self { ca, next: None, serving, previous: Vec::new() }.trusting(now, previous))
     }
 
-    /// Adds the authorities in `pem` to the trusted authorities, because other replicas may still
-    /// serve certificates that these authorities signed. Leaves out authorities that have expired
-    /// or are trusted already.
+    /// Adds the authorities in `pem` to the previous authorities, which stay trusted. Leaves out an
+    /// authority that has expired or is trusted already, and every authority beyond
+    /// `MOST_PREVIOUS`.
     #[must_use]
     pub fn trusting(mut self, now: Duration, pem: &str) -> Self {
         let bundle = self.bundle();

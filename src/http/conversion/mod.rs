@@ -2,13 +2,13 @@
 //! LoadBalancer in a review.
 //!
 //! Invariants:
-//! * An API server sends one object in a review, because it decodes each object of a list by itself
-//!   (`DecodeListItem` in k8s.io/apiserver/pkg/storage/etcd3). But a review may hold many objects.
-//!   So objects are read, converted and written one after the other, and are never all in memory as
-//!   trees of values.
-//! * Only the parts of an object that differ between versions are parsed. The other parts pass as
-//!   text.
-//! * Any client may send a review. So the values of a review are counted before they are parsed. No
+//! * Objects are read, converted and written one after the other, so only one at a time is in
+//!   memory as a tree of values. An API server sends one object in a review, because it decodes
+//!   each object of a list by itself (`DecodeListItem` in k8s.io/apiserver/pkg/storage/etcd3).
+//!   Other clients may send many objects.
+//! * Only the parts of an object that differ between versions are parsed. The other parts are
+//!   copied as text.
+//! * Any client may send a review, so the values of a review are counted before they are parsed. No
 //!   review takes more memory or time than the limits below allow.
 //! * A successful answer has the same objects as the request, in the same order.
 
@@ -37,19 +37,19 @@ const LARGEST_OBJECT: usize = 3 << 20;
 /// limit: the largest object that the schema allows has fewer than 20,000 values.
 const MOST_VALUES_OF_OBJECT: usize = 60_000;
 /// Maximum number of values in the annotations of one object. No stored object reaches the limit:
-/// the API server stores 256 KiB of annotations, which are fewer than 90,000 annotations even if
-/// their values are empty.
+/// the API server stores at most 256 KiB of annotations, which are fewer than 90,000 annotations
+/// even if their values are empty.
 const MOST_VALUES_OF_ANNOTATIONS: usize = 100_000;
 /// Maximum number of maps in one object. No valid object reaches the limit: the largest object that
 /// the schema allows has fewer than 2,000 maps.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
-/// Maximum number of values in one review. One object has at most 60,000 values, 100,000 more in
-/// its annotations, and 60,000 more in the text of each of two annotations. So a review of one
-/// object never reaches the limit. The conversion of so many values takes less than a second.
+/// Maximum number of values in one review. A review of one object never reaches the limit: the
+/// object has at most 60,000 values, 100,000 more in its annotations, and 60,000 more in the text
+/// of each of two annotations. The conversion of 1,500,000 values takes less than a second.
 const MOST_VALUES: usize = 1_500_000;
-/// Maximum size of an answer, in bytes: twice the largest request. The limit is needed because the
-/// request and the answer are in memory at the same time. The answer for one object stays far below
-/// it, because an object grows only by its carried fields, which have at most 256 KiB.
+/// Maximum size of an answer, in bytes: twice the largest request. The request and the answer are
+/// in memory at the same time. The answer for one object stays far below the limit, because an
+/// object grows only by its carried fields, which have at most 256 KiB.
 const LARGEST_ANSWER: usize = 16 << 20;
 /// Maximum size of a review's UID, in bytes. A UID from the API server has 36 bytes.
 const LONGEST_UID: usize = 256;
@@ -211,9 +211,9 @@ impl ReviewBudget {
         self.parse(text)
     }
 
-    /// Parses the annotations of an object. Their limit is higher than that of the object's other
-    /// values: a tenant may write as many annotations as the API server stores, and no stored
-    /// object may be refused.
+    /// Parses the annotations of an object. They have a higher limit than the object's other
+    /// values, because a tenant may write as many annotations as the API server stores, and a
+    /// stored object must not be refused.
     fn read_annotations(&mut self, text: &RawValue) -> Result<Value, String> {
         let values = most_values(text.get());
         if values > MOST_VALUES_OF_ANNOTATIONS {

@@ -3,19 +3,21 @@
 //! Aim: the end of a connection loses no request. The API server does not repeat a POST that it
 //! sent into a connection that was being closed (Go's `http.Transport` repeats only requests that
 //! it considers replayable). If such a POST is lost and the webhook's `failurePolicy` is `Fail`,
-//! the API server refuses the write that the POST was about. But the API server does repeat a
-//! request that is answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest). So:
-//! * the last answer says `Connection: close`;
-//! * an idle connection is closed by its caller, because otherwise a request could arrive while
-//!   this process closes the connection;
-//! * before this process closes a connection, to make room or because the process ends, it sends a
-//!   final answer: 503 with `Retry-After`. This is also the answer to a request that is on its way.
-//!   If the connection must make room, it is also the answer to a request that is arriving or being
-//!   processed;
-//! * an answer is cut only if it is late, or if its caller does not read it in time;
-//! * after the final answer the connection stays open for a moment, so that no reset destroys data
+//! the API server refuses the write that the POST was about. But the API server repeats a request
+//! that is answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest). So:
+//! * The last answer has the header `Connection: close`.
+//! * An idle connection has no time limit. Its caller closes it, because a request could arrive
+//!   while this process closes it.
+//! * This process closes a connection by itself only to make room, because the process ends, or
+//!   because a request arrives too slowly. It first sends a final answer: 503 with `Retry-After`.
+//!   The final answer is also the answer to each of these requests:
+//!   * a request whose head is not complete yet;
+//!   * a request whose body arrives too slowly;
+//!   * if the connection must make room: any request whose own answer has not begun.
+//! * An answer is cut only if it is late, or if its caller does not read it in time.
+//! * After its last answer, the connection stays open for a moment, so that no reset destroys data
 //!   that the caller has not read yet. Only `LINGERING` connections at a time can stay open. A
-//!   further one is closed at once, and a reset may destroy its final answer.
+//!   further one is closed at once, and a reset may destroy its last answer.
 //!
 //! HTTP/2 has GOAWAY for this, but cannot be used, because the API server's client for webhooks
 //! requests HTTP/1.1 only (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
@@ -58,14 +60,13 @@ const FOREVER: Duration = Duration::from_hours(24 * 365);
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
-/// Time limit for the first request of a new connection while the server ends, from the end of the
-/// handshake. The caller may stall between the handshake and this request. If the connection were
-/// closed meanwhile, the request would be lost: the caller does not repeat a request that it could
-/// not write to an unused connection (`shouldRetryRequest` in Go's net/http).
+/// Time for which a connection without a request stays open although the server ends, from the end
+/// of the handshake. The caller may stall before its first request, and does not repeat a request
+/// that it could not write to an unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
-/// Time limit for the end of a connection: for the answer `FAREWELL` or `OVERLOADED`, if one is
-/// sent, and for the end of the sending half. A connection that must make room while it sends
-/// another answer has the same limit for that answer.
+/// Time limit for the end of a connection: for sending `FAREWELL` or `OVERLOADED`, and for ending
+/// the sending half. Also the time limit for the rest of an answer that is being sent when its
+/// connection must make room.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time limit for reading data that the caller sent before it read the last answer of the
 /// connection. A busy machine may stall, but for less time than this limit.
@@ -153,9 +154,9 @@ impl Conversation {
         }
     }
 
-    /// Future that completes when the connection must end, and returns the reason. Until then, the
-    /// future records the phase of the connection in the table of connections. The future is polled
-    /// after each transfer of data.
+    /// Future that completes when the connection must end, and returns the reason. Until then, it
+    /// records the phase of the connection in the table of connections. Precondition: the caller
+    /// polls the future after each transfer of data, because a new phase does not wake the future.
     fn watch(&self, progress: Arc<RequestProgress>) -> impl Future<Output = ConversationEnd> {
         let ending = self.seat.shared.server.ending.now.clone();
         let gone = self.gone.clone();
@@ -224,9 +225,9 @@ fn shorten(mut deadline: Pin<&mut Sleep>, to: Instant) {
 }
 
 /// Sends `words`, and ends the sending half of the connection. Then reads and drops data that the
-/// caller sent before it read the last answer. `words`: the answer `FAREWELL` or `OVERLOADED`, or
-/// empty. `places`: one permit for each connection from which such data may be read at the same
-/// time.
+/// caller sent before it read the last answer, if `places` has a free permit. `Err`: the caller
+/// closed the connection first, or a time limit has passed. `words`: the answer `FAREWELL` or
+/// `OVERLOADED`, or empty.
 async fn take_leave<IO>(
     mut line: RecordedStream<IO>,
     words: &[u8],

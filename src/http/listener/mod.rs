@@ -1,16 +1,16 @@
 //! Listening sockets of this process: connections, their deadlines and their end.
 //!
-//! Invariants: connections take a bounded share of the process's memory and of its one thread:
+//! Invariant: connections take a bounded share of the process's memory and of its one thread:
 //! * The number of connections is limited. If there is no room, the source with the most
 //!   connections loses one of them ([`ConnectionTable`]).
 //! * The expensive part of a handshake runs for one connection at a time, and sources take turns.
 //!
-//! The end of a connection loses a request only in rare cases.
-//! [`crate::domain::limits::connections`] and [`connection`] name these cases.
+//! The end of a connection loses a request only in the cases that
+//! [`crate::domain::limits::connections`] and [`connection`] describe.
 //!
-//! `axum::serve` has neither TLS nor settings. `axum-server` has TLS and settings, but no limit on
-//! connections. So it cannot choose the connection to close when there is no room. Both servers
-//! close idle connections when they end, and so lose the requests that are on their way.
+//! No existing server is used: `axum::serve` has neither TLS nor settings, and `axum-server` has no
+//! limit on connections. When they end, both close idle connections, and so lose the requests that
+//! are on their way.
 
 mod connection;
 mod request_progress;
@@ -38,11 +38,11 @@ use crate::metrics::Metrics;
 use crate::turns::Turns;
 use connection::Conversation;
 
-/// Time limit for each half of the TLS handshake. The first half includes the wait for the
-/// connection's turn. A busy machine on either side may stall, but for less time than the limit.
-/// The second half begins when the server's part of the handshake is sent. A caller that has read
-/// this part considers the handshake complete, and sends its request. If the connection were closed
-/// then, the request would be lost. So the second half has a limit of its own.
+/// Time limit for each half of the TLS handshake. The limit is longer than a busy machine on either
+/// side stalls. The first half includes the wait for the connection's turn. The second half has a
+/// limit of its own: a caller that has read the server's part of the handshake considers the
+/// handshake complete and sends its request, which would be lost if a slow first half had left too
+/// little time.
 const HANDSHAKE: Duration = Duration::from_secs(8);
 /// Time limit for requests under way when the listener ends. This limit is longer than the time
 /// that a new connection has for its first request.
@@ -266,9 +266,9 @@ impl Drop for ListenerSeat {
     }
 }
 
-/// Pause after an accept that failed with `failure`. `before`: the pause before this one; `None` if
-/// an accept has succeeded since, or there was no pause yet. Returns `None` if the failure concerns
-/// only one connection, because the next connection can then be accepted at once.
+/// Pause after an accept that failed with `failure`. `None`: no pause, because the failure concerns
+/// only one connection. `before`: the last pause since an accept succeeded; `None` if there was
+/// none.
 fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
     match failure {
         ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,

@@ -1,11 +1,11 @@
-//! Registration of admission. This module writes the address of admission and the trusted
-//! authorities into the configurations, and corrects a configuration that another client has
-//! changed. The configurations are the two webhook configurations and `spec.conversion` of
-//! LoadBalancer's CRD.
+//! Registers admission: writes the address of admission and the trusted authorities into the
+//! configurations by which the API server calls admission. These are the two webhook
+//! configurations, and `spec.conversion` of LoadBalancer's CRD.
 //!
-//! Invariants: admission is registered only after it can answer. The first change by another client
-//! is corrected at once. Further changes are corrected after ever longer pauses, so that two
-//! clients that disagree do not write in a tight loop.
+//! Invariants:
+//! * Admission is registered only after it can answer.
+//! * A change of a configuration by another client is corrected: the first one at once, further
+//!   ones after ever longer pauses. So two clients that disagree do not write in a tight loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -40,9 +40,9 @@ use configurations::Repairs;
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// First and longest pause after a failed call. Each further failure doubles the pause.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Maximum number of consecutive rounds without a pause. A round that has changed something is
-/// followed by the next round at once. The first installation takes about three rounds, and a
-/// repair takes two or three.
+/// Maximum number of consecutive rounds without a pause. A round that changes something is followed
+/// by the next one at once. The first installation takes about three rounds, and a repair two or
+/// three.
 const MOST_STEPS: usize = 8;
 
 /// Registers admission with the API server, and keeps the registration current.
@@ -218,11 +218,13 @@ impl Registrar {
         Err(RoundStop::Again)
     }
 
-    /// Serves the certificate in the Secret once every configuration has trusted the certificate's
-    /// authority for [`SETTLING`]. If no certificate is served now, or the served one has expired
-    /// or is not trusted, serves the certificate in the Secret at once. Then sets `ready` to true
-    /// if admission can answer. Also sets the metrics of the certificates' expiry. Returns the time
-    /// after which the caller must call this method again.
+    /// Starts to serve the certificate in the Secret, if one of these holds:
+    /// * No certificate is served now, or the served one has expired or is not trusted.
+    /// * Every configuration has trusted the authority of the certificate in the Secret for
+    ///   [`SETTLING`].
+    ///
+    /// Then sets `ready` to true if admission can answer. Also sets the metrics of the
+    /// certificates' expiry. Returns the time after which the caller must call this method again.
     fn adopt(&self, state: &mut RegistrarState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.expiries();
@@ -258,10 +260,9 @@ impl Registrar {
         trusted.map_or(LONGEST_PAUSE, |trusted| SETTLING.saturating_sub(trusted))
     }
 
-    /// Updates `state.trusted` for three authorities: the next one, the one that signed the
-    /// certificate in the Secret, and the one that signed the served certificate. Keeps the time at
-    /// which the trust in an authority was first observed. Leaves out an authority that at least
-    /// one configuration does not trust.
+    /// Sets `state.trusted` to those of three authorities that every configuration trusts: the next
+    /// authority, the signer of the certificate in the Secret, and the signer of the served
+    /// certificate. An authority that was in `state.trusted` before keeps its time.
     fn record_trust(state: &mut RegistrarState) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);

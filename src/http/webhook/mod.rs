@@ -1,20 +1,19 @@
 //! Paths that the API server calls. The Go webhook has the same paths.
 //!
 //! Invariants:
-//! * the deadline of an answer is shorter than the API server's timeout. The answer to a refused
-//!   request contains a sentence that says why;
-//! * each connection has memory for one small request or answer, so small requests do not wait for
+//! * The deadline of an answer is shorter than the API server's timeout. The answer to a refused
+//!   request contains a sentence that says why.
+//! * Each connection has memory for one small request or answer, so small requests do not wait for
 //!   large ones. Small reviews are processed one at a time, and so are small conversions. Sources
-//!   take turns, and the thread does other work between two requests;
-//! * parsed objects of a small review are in memory only while the thread works on this review, or
-//!   while the review has one of the [`READERS`] places for reviews that need a read from the API
-//!   server;
-//! * large reviews are read and answered one at a time, and so are large conversions
-//!   ([`LargeQueue`]). A small request with a large answer is processed again, as a large one. In
-//!   both queues, sources take turns, and the turn of a large body begins only after more than
-//!   [`SMALL`] bytes of it have arrived. So the total memory of large requests is bounded, and a
-//!   large request delays only other large requests;
-//! * a panic affects one request only, which is answered with 500.
+//!   take turns, and the thread does other work between two requests.
+//! * The parsed objects of a small review are in memory only while the thread works on the review,
+//!   or while the review has one of the [`READERS`] places, because it needs a read from the API
+//!   server.
+//! * Large reviews are read and answered one at a time, and so are large conversions
+//!   ([`LargeQueue`]). Sources take turns. So the total memory of large requests is bounded, and a
+//!   large request delays only other large requests.
+//! * A small request with a large answer is processed again, as a large request.
+//! * A panic affects one request only, which is answered with 500.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -58,20 +57,20 @@ const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
 /// Limits of a review:
 /// * `most`: a review may contain two copies of an object, the new one and the stored one. The API
 ///   server limits each copy to 3 MiB.
-/// * `ends`: with two slow sources, the review of an API server may have to wait for three turns:
-///   the present one, and one more of each source. This review must still end before
-///   [`REVIEW_DEADLINE`]. Half a second would be too short on a machine that stalls, and on a slow
-///   network: 8 MiB take 0.7 s at 100 Mbit/s.
+/// * `ends`: with two slow sources, the review of an API server waits for up to three turns (the
+///   present one, and one more of each source), and must still end before [`REVIEW_DEADLINE`]. So
+///   one second is the most. Half a second would be too short, because a machine may stall, and 8
+///   MiB take 0.7 s at 100 Mbit/s.
 const REVIEW_LIMITS: BodyLimits =
     BodyLimits { most: 8 << 20, begins: Duration::from_secs(3), ends: Duration::from_secs(1) };
 /// Limits of a conversion. The API server sends one object of at most 3 MiB in a review.
 const CONVERSION_LIMITS: BodyLimits =
     BodyLimits { begins: Duration::from_secs(8), ..REVIEW_LIMITS };
 
-/// Deadline for the reads of pools in a large review of a LoadBalancer. Other large reviews wait
-/// for the turn meanwhile, so the reads have no more time than the rest of a large body. In a small
+/// Deadline for the reads of pools in a large review of a LoadBalancer. It is short, because other
+/// large reviews wait for the turn meanwhile. A late read makes the validation fail. In a small
 /// review, the deadline is [`CALL_DEADLINE`], which is longer than [`REVIEW_DEADLINE`]. So a late
-/// read leads to the answer 503, which asks the API server to try again, and not to a refusal.
+/// read there leads to the answer 503, after which the API server tries again.
 const LARGE_READS: Duration = Duration::from_secs(1);
 /// Maximum number of small reviews that read from the API server at the same time. The parsed
 /// objects of a small review may take a hundred times the memory of their text, about 4 MiB.
@@ -172,9 +171,9 @@ impl Webhooks {
     }
 
     /// Answers a review. `has_turn`: whether the review has the turn of large reviews. With the
-    /// turn, the reads of pools have less time ([`LARGE_READS`]). Without the turn, the caller
-    /// drops a large answer and answers the review again with the turn. So the metrics do not count
-    /// a large answer without the turn.
+    /// turn, the reads of pools have less time ([`LARGE_READS`]). Without the turn, a large answer
+    /// is not counted in the metrics, because the caller drops this answer and answers the review
+    /// again with the turn.
     async fn answer_review(
         &self,
         stage: AdmissionStage,
@@ -232,8 +231,10 @@ fn if_small(answer: &[u8]) -> Option<Bytes> {
     (answer.len() <= SMALL).then(|| Bytes::copy_from_slice(answer))
 }
 
-/// Runs `work` on the body `sent`, which has a turn, on another thread. The turn lasts until the
-/// work has ended and its answer may be sent, even if the caller no longer waits.
+/// Runs `work` on another thread, on the body in `sent`. Precondition: `sent` has a turn. The turn
+/// ends when the answer has the place of `queue` or needs none, or when `work` fails. If this
+/// future is dropped, the turn lasts at least until `work` has ended, because nothing can stop
+/// `work`.
 async fn run_with_turn(
     queue: &LargeQueue,
     caller: &Caller,

@@ -1,16 +1,15 @@
-//! Leadership by a Lease. For the operator, this is the Go controller's Lease, so that the Go
+//! Leader election by a Lease. For the operator, this is the Go controller's Lease, so that the Go
 //! controller and the operator exclude each other. The rules, and why no crate fits, are in
 //! [`crate::domain::leader_election`].
 //!
-//! [`Leadership`] has an expiry. Each writer checks [`Leadership::is_current`] at the moment of
-//! writing. Leadership that could not be renewed ends by itself, and [`LeadershipState`] then says
-//! whether another process was observed to take the Lease. Times come from a clock that goes on
-//! during suspension, because other processes do not wait for a suspended machine.
+//! [`Leadership`] has an expiry, and ends by itself if it is not renewed. Each writer checks
+//! [`Leadership::is_current`] at the moment of writing. Times come from a clock that goes on during
+//! suspension, because other processes do not wait for a suspended machine.
 //!
-//! All replicas read the Lease anyway, so the Lease also carries a question of the leader to the
-//! other replicas, and the answer of one of them ([`ReplicaNotes`]). The leader sends the question
-//! with a renewal. The answer is a separate write, which replicas mistake for a renewal. So if the
-//! leader dies at that moment, they notice the death up to one Lease duration later.
+//! The Lease also carries a question of the leader to the other replicas, and the answer of one of
+//! them ([`ReplicaNotes`]). The leader sends the question with a renewal. The answer is a write of
+//! its own, which the other replicas take for a renewal. So if the leader dies just before an
+//! answer, they notice the death up to one Lease duration later.
 
 mod release;
 
@@ -367,9 +366,9 @@ impl LeaderElector {
         Ok(())
     }
 
-    /// Annotations that the holder sets on the Lease. The first marks the holder as a replica of
-    /// this operator. The second names the duration after which another replica of this operator
-    /// takes the Lease.
+    /// Annotations that the holder sets on the Lease. The first is the identity of the holder, and
+    /// marks it as a replica of this operator. The second is the duration, in seconds, after which
+    /// another replica of this operator takes the Lease.
     fn marks(&self) -> [(String, String); 2] {
         [
             (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone()),

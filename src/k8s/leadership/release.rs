@@ -14,9 +14,10 @@ const AGAIN: Duration = Duration::from_millis(100);
 impl LeaderElector {
     /// Releases the Lease, so that the next leader need not wait until the Lease expires. Does
     /// nothing if the leadership is [`LeadershipState::Lost`]. Releases the Lease also if the
-    /// leadership has expired: the Lease may still name this process, and for the Go controller it
-    /// expires much later than the leadership. Repeats a failed attempt. One cause of a failure is
-    /// an earlier renewal that the API server stores between the read and the write of the attempt.
+    /// leadership has expired, because the Lease may then still name this process, and expires much
+    /// later for the Go controller. Repeats a failed attempt, for [`CALL_DEADLINE`] at most. One
+    /// cause of a failure is an earlier renewal that the API server stores between the read and the
+    /// write of the attempt.
     pub async fn release(&self, leadership: &Leadership) {
         if *leadership.state.borrow() == LeadershipState::Lost {
             return;

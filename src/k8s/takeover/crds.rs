@@ -57,9 +57,10 @@ impl TakeoverClient {
     }
 
     /// Replaces the versions in the spec of the CRD `name` with the versions of the operator's CRD.
-    /// Records the former versions in the annotation [`ANNOTATION_FORM`]. If the former versions
-    /// are from the operator itself, the annotation keeps the versions that it already has. If the
-    /// operator's Deployment belongs to a Helm release, this release owns the CRD afterwards.
+    /// Records the former versions, and Helm's label and annotations, in the annotation
+    /// [`ANNOTATION_FORM`]. If the former versions are from the operator itself, the annotation
+    /// keeps the versions that it already has. If the operator's Deployment belongs to a Helm
+    /// release, this release owns the CRD afterwards.
     pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let operator = serde_json::to_value(self.operator().await?)?;

@@ -27,12 +27,13 @@ impl TakeoverClient {
     }
 
     /// Removes [`VM_FINALIZERS`] from every VirtualMachine and VirtualMachineInstance, at a rate of
-    /// at most `per_second` objects a second. After each object without an error, calls `done` with
-    /// the number of objects changed so far. If another client has changed or deleted an object
-    /// since the objects were listed, this object is not counted, and not tried again.
+    /// at most `per_second` objects a second. An object that another client has changed or deleted
+    /// since the objects were listed is skipped. After each object without an error, calls `done`
+    /// with the number of objects changed so far.
     ///
-    /// Goes on after the first `AT_A_TIME` errors that may pass, and fails at the end with the last
-    /// of these errors, because finalizers are left. Any other error ends the removal at once.
+    /// `Err`: finalizers may be left. The first `AT_A_TIME` errors that may pass ([`may_pass`]) do
+    /// not end the removal: the last of them is returned at the end. Any other error ends it at
+    /// once.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,

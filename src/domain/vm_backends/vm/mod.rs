@@ -1,8 +1,8 @@
 //! Facts about one run of a VM: its state, its pods, its addresses. Decisions about endpoints,
 //! topology annotations and the networks of guest clusters use these facts.
 //!
-//! A cluster may have twenty thousand VMs, so the facts contain no more than decisions use. A
-//! tenant may write texts of any length. A name that is too long for an object counts as absent.
+//! A cluster may have twenty thousand VMs, and a tenant may write texts of any length. So the facts
+//! contain no more than decisions use, and a name that is too long for an object counts as absent.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -46,9 +46,9 @@ pub struct Vm {
     /// Whether the node driver created the VM, as a node of a guest cluster. If so, Harvester
     /// itself writes the VM's topology annotations.
     pub annotated_by_harvester: bool,
-    /// Network of a VM that is a node of a guest cluster: `namespace/name` of the first of its
-    /// NetworkAttachmentDefinitions. Empty for other VMs, and for a node that is only on the pod
-    /// network.
+    /// Network of a VM that is a node of a guest cluster: `namespace/name` of the VM's first
+    /// NetworkAttachmentDefinition. Empty for other VMs, for a node that is only on the pod
+    /// network, and if the name is too long.
     pub network: Box<str>,
 }
 
@@ -147,10 +147,10 @@ impl Vm {
         without(self) == without(other) && self.nics == other.nics
     }
 
-    /// Pod in which the guest runs: by KubeVirt's rule, the newest pod on the VM's node. During a
-    /// live migration, the pod to which the guest moves is on another node, so the former pod is
-    /// returned until the guest has moved. If the VM has no node yet, the newest of all its pods is
-    /// returned. `None`: no pod is on the VM's node, or the VM has no pod.
+    /// Pod in which the guest runs: by KubeVirt's rule, the newest of `pods` on the VM's node.
+    /// During a live migration, this is the source pod until the guest has moved, because the
+    /// target pod is on another node. If the VM has no node yet: the newest of all `pods`. `None`:
+    /// there is no such pod. Precondition: `pods` are the pods of this VM.
     pub fn current_pod<'a>(&self, pods: &'a [VmPod]) -> Option<&'a VmPod> {
         pods.iter()
             .filter(|pod| self.node.is_empty() || pod.node == self.node)
@@ -202,8 +202,8 @@ pub fn labels(vmi: &VirtualMachineInstance) -> Cow<'_, Labels> {
 }
 
 /// Reads from a pod the facts that decisions use. `None`: no VirtualMachineInstance controls the
-/// pod. No VirtualMachineInstance has a UID of more than [`LONGEST_WORD`] bytes, so an owner with
-/// such a UID does not count.
+/// pod. An owner with a UID of more than [`LONGEST_WORD`] bytes does not count, because no
+/// VirtualMachineInstance has such a UID.
 pub fn pod(pod: &LauncherPod) -> Option<VmPod> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let owner =
