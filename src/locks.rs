@@ -1,8 +1,7 @@
 //! Access to values that several tasks share.
 //!
-//! A panic of a task that holds a lock is a bug. After such a panic, the value may lack a part of
-//! the change that the task was making. The other tasks continue with the value, because they would
-//! otherwise all panic too.
+//! If a task panics while it holds a lock, the value may lack a part of the task's change. The
+//! other tasks continue with the value, because they would otherwise all panic too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

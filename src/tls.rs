@@ -1,5 +1,4 @@
-//! TLS settings of two clients: the client of `rancher`, which calls a Rancher or the server that a
-//! kubeconfig names, and the prober's client, which calls backends. The client of `k8s` has the TLS
+//! TLS settings of the client in `rancher` and of the prober. The client in `k8s` has the TLS
 //! settings of kube.
 //!
 //! Invariant: sessions are not resumed. A resumed session skips the check of the certificate, so a

@@ -1,9 +1,10 @@
 //! Limit of the work that runs at the same time, shared fairly by several sources, such as
 //! namespaces. Each piece of work takes a place, or waits for one.
 //!
-//! Invariants: sources take turns, so a source that waits for many places delays another source by
-//! at most one piece of work in each place. A place is taken until its guard is dropped, whichever
-//! task holds the guard.
+//! Invariants:
+//! * Sources take turns. However many callers of one source wait, at most one of them gets a place
+//!   before the next waiting caller of another source.
+//! * A place is taken until its guard is dropped, whichever task holds the guard.
 //!
 //! tokio's `Semaphore` serves callers in the order of their arrival, so one source with many
 //! callers would delay all others.

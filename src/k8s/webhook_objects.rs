@@ -1,10 +1,9 @@
 //! Reads and writes the objects that admission needs: its Secret, the webhook configurations, and
-//! the CRD with the conversion webhook. "Configuration" means a webhook configuration or this CRD.
+//! the CRD with the conversion webhook.
 //!
 //! Invariants:
-//! * The Secret and the configurations are accessed one by one, by name, because the rights in
-//!   `config/rbac` allow no more.
-//! * No object is created or deleted here.
+//! * These objects are accessed by name, because the rights in `config/rbac` allow no more.
+//! * None of them is created or deleted here.
 //! * Every write carries the resourceVersion of the object that the decision was based on.
 //!
 //! Leadership is not needed, because every replica serves admission, and all replicas want the same
@@ -100,8 +99,8 @@ impl WebhookObjects {
     }
 
     /// Watches the object with the key `key` (`namespace/name`, or the name of a cluster-scoped
-    /// object) until the process ends. Sends each observed state to `sender`. `observed` makes the
-    /// message from the object. The argument `None` means that the object does not exist.
+    /// object) until the process ends. Sends each observed state to `sender`. `observed`: makes the
+    /// message from the object, or from `None` if the object does not exist.
     fn report<K>(
         &self,
         api: Api<K>,
@@ -134,11 +133,10 @@ impl WebhookObjects {
         Ok(self.secrets().call_get_opt(SECRET).await?.map(sealed))
     }
 
-    /// Replaces the content of the admission Secret. Fails with a conflict if the resourceVersion
-    /// of the Secret differs from that of `seen`. Fails if `seen` is `None`, because the Secret
-    /// does not exist then. The operator does not create the Secret. For that, the operator would
-    /// need the right to create any Secret, even a Secret into which the API server puts the token
-    /// of another account.
+    /// Replaces the content of the admission Secret. Returns the changed Secret. Fails with a
+    /// conflict if the Secret's resourceVersion is not that of `seen`. Fails if `seen` is `None`:
+    /// the Secret does not exist, and the operator does not create it. A right to create Secrets
+    /// would include Secrets into which the API server puts the tokens of other accounts.
     pub async fn write_secret(
         &self,
         seen: Option<&VersionedSecret>,

@@ -10,8 +10,9 @@ metric_set! {
         /// Number of DHCPLeases, by state.
         pub records: IntGaugeVec = gauges("hgo_dhcp_records", "DHCPLeases by state", &["state"]);
         /// 1 for a network with an active DHCP agent, 0 for a network without one. A network has a
-        /// series if there is a DHCPLease for it, or if it is declared and a LoadBalancer waits for
-        /// a lease on it.
+        /// series in these cases:
+        /// * There is a DHCPLease for the network.
+        /// * The network is declared, and a LoadBalancer waits for a lease on it.
         pub agents: IntGaugeVec = gauges(
             "hgo_dhcp_agent_up",
             "1 where the network has an active DHCP agent, else 0",

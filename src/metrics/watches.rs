@@ -47,8 +47,7 @@ impl WatchMetrics {
     }
 
     /// Removes the series of `resource`, because the resource is no longer watched or is not
-    /// served. The next accepted watch, or the next failure for another reason, begins a new
-    /// series.
+    /// served. The next call of [`Self::asked`] or [`Self::began`] begins a new series.
     pub fn forget(&self, resource: &str) {
         lock(&self.began).remove(resource);
     }

@@ -43,9 +43,8 @@ struct ProberShared {
     /// Wakes the scheduler from its sleep, when a target may be due before the end of this sleep.
     wake: Notify,
     metrics: Metrics,
-    /// Function that is called with the key of a LoadBalancer. Reason of the call: a verdict on one
-    /// of its targets has flipped, or a doubt about one of its targets begins, ends, or gets
-    /// another explanation.
+    /// Function to call with the key of a LoadBalancer when the verdict on one of its targets
+    /// flips, or the doubt about one of them begins, ends, or gets another explanation.
     flipped: Box<dyn Fn(&str) + Send + Sync>,
     /// Number of targets that count as healthy only because their failures are doubted.
     held: watch::Sender<usize>,
@@ -67,9 +66,9 @@ impl Prober {
     /// Creates a prober without targets, and the scheduler that runs the probes.
     ///
     /// `flipped` is called when a verdict flips, and when a doubt about a target begins, ends, or
-    /// gets another explanation. Its argument is the LoadBalancer's key, which [`Self::set`] got as
-    /// `lb`. If several verdicts of one LoadBalancer flip at the same time, `flipped` is called
-    /// once.
+    /// gets another explanation. The argument of `flipped` is the LoadBalancer's key, which
+    /// [`Self::set`] got as `lb`. If several verdicts of one LoadBalancer flip at the same time,
+    /// `flipped` is called once.
     pub fn new(
         metrics: Metrics,
         flipped: impl Fn(&str) + Send + Sync + 'static,
@@ -86,12 +85,12 @@ impl Prober {
         (Self(Arc::clone(&shared)), Scheduler::new(shared))
     }
 
-    /// Sets the targets of a LoadBalancer. Removes its former targets that are not in `targets`.
-    ///
-    /// A target with the same id and address keeps its verdict and its results if the probe and the
-    /// port of the check have not changed. The thresholds, the timeout and the period may change. A
-    /// new period changes the times of probing. If the probe or the port changes, the target keeps
-    /// only its verdict. If the address changes, the target is a new one.
+    /// Sets the targets of a LoadBalancer. Removes its former targets that are not in `targets`. A
+    /// target with the id of a former one keeps the following:
+    /// * The address has changed: nothing. The target is a new one.
+    /// * The probe or the port of the check has changed: the verdict.
+    /// * Otherwise: the verdict and the results, even if a threshold, the timeout or the period has
+    ///   changed. A new period changes the times of the probes.
     ///
     /// A target whose address cannot belong to a backend is unhealthy and never probed.
     ///

@@ -2,10 +2,9 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Maximum number of probes under way, however many file descriptors there are. Example: 10,000
-/// targets have a period of 5 s, and do not answer before the timeout of 3 s. Then 10,000 / 5 * 3 =
-/// 6,000 probes are under way. The maximum is about a third above this number. Each probe costs the
-/// kernel about 4 KiB.
+/// Maximum number of probes under way, however many file descriptors there are. It is enough for
+/// 10,000 targets with a period of 5 s that do not answer before the timeout of 3 s. They have
+/// 6,000 probes under way: 10,000 / 5 * 3. Each probe costs the kernel about 4 KiB.
 const MOST: usize = 8_192;
 /// Number of file descriptors reserved for the rest of the process: connections to the API server,
 /// metrics, files.
@@ -15,8 +14,8 @@ const RESERVED: usize = 256;
 const LEAST: usize = 64;
 
 /// Raises the process's soft limit of open files to its hard limit. Returns the number of probes
-/// that may be under way. The usual soft limit of 1,024 protects programs that call select(2). This
-/// program does not call select(2).
+/// that may be under way. The raise does no harm: the usual soft limit of 1,024 only protects
+/// programs that call select(2), and this program does not.
 pub(super) fn allowance() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

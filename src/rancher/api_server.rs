@@ -2,9 +2,9 @@
 //!
 //! Invariants, which also hold for the client of a Rancher:
 //!
-//! * A call uses HTTPS and is bounded in time and size.
+//! * A call uses HTTPS and is bounded in size.
+//! * A call ends at its deadline, however the server behaves.
 //! * An error leaves out each word of a server's text that may be a token.
-//! * A request ends at its deadline, however the server behaves.
 
 use std::time::Duration;
 
@@ -32,10 +32,10 @@ impl ServerClient {
     }
 
     /// Tests whether the server accepts `token` as a token of `user`: asks the server for the
-    /// token's user. If the server accepts the token but cannot name its user, the test succeeds.
-    /// If the server does not know the token yet, or forbids the question, the server is asked
-    /// again. The test fails after two faults of other kinds, or after the time `within`. `Err`:
-    /// the last fault.
+    /// token's user. `Err`: why the last question failed. Results of a question:
+    /// * The server names `user`, or accepts the token but cannot name its user: the test succeeds.
+    /// * The server does not know the token yet, or forbids the question: it is asked again.
+    /// * Any other result is a fault. After two faults, or after the time `within`, the test fails.
     pub async fn accepts(
         &self,
         token: &SecretText,

@@ -1,9 +1,11 @@
 //! Cloud credentials in Rancher's API, and the Secrets that store them.
 //!
-//! Invariant: a write patches only the content of a Secret, and the annotation with the expiry of
-//! the Secret's token. The patch has the resourceVersion of the Secret that was read. A Secret
-//! without annotations is never written: Rancher's server crashes on such a Secret, and crashes
-//! again at each start.
+//! Invariants:
+//! * A write patches only the content of a Secret, and the annotation with the expiry of the
+//!   Secret's token.
+//! * The patch has the resourceVersion of the Secret that was read.
+//! * A Secret without annotations is never written: Rancher's server crashes on such a Secret, and
+//!   crashes again at each start.
 
 use std::collections::BTreeMap;
 
@@ -100,9 +102,9 @@ impl ServerClient {
 
     /// Writes `content` into the Secret of the cloud credential `name`. Fails if the Secret has
     /// changed after the read that returned `was`, or if the Secret has no annotations. `expires`:
-    /// expiry of the new token in `content`. If the Secret has an annotation with the expiry, the
-    /// annotation gets this expiry, or is removed if the token does not expire. `expires: None`:
-    /// `content` has no new token, and the annotation stays as it is.
+    /// expiry of the new token in `content`, for the Secret's annotation with the expiry, if there
+    /// is one. A token that does not expire removes the annotation. `expires: None`: `content` has
+    /// no new token, and the annotation stays as it is.
     pub async fn write(
         &self,
         key: &SecretText,

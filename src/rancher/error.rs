@@ -1,7 +1,7 @@
 //! Errors of a call to a server. Each error names the call, and holds no secret.
 //!
-//! Invariant: each text that comes from the server, or from a library that reports a fault of the
-//! connection, passes through [`safe`]. So does each part of a path.
+//! Invariant: these texts pass through [`safe`] before they become part of an error: each text from
+//! the server, each text of a library about a fault of the connection, and each part of a path.
 
 use std::fmt;
 
@@ -131,9 +131,8 @@ fn status_text(status: u16) -> String {
     if status == 0 { String::new() } else { format!("HTTP {status}: ") }
 }
 
-/// Text that says why a connection failed. The TLS library's texts about a certificate's validity
-/// contain the present time, so they would differ at each call. The texts here do not contain the
-/// present time.
+/// Text that says why a connection failed. For an expired or not yet valid certificate, the text of
+/// the TLS library is not used: it contains the present time, so it differs at each call.
 pub(super) fn unconnected(error: &std::io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let at = |time: &UnixTime| {

@@ -130,7 +130,7 @@ impl RancherIssuer {
 
     /// Makes a token with the description `name`, and returns it with its hash and times.
     /// `issued.api`: the API that makes the token. `lifetime`: requested lifetime. `cluster`: the
-    /// only cluster that shall accept the token. `None`: no limit.
+    /// only cluster that shall accept the token. `cluster: None`: no limit.
     pub async fn mint(
         &self,
         issued: &IssuedTokens,
@@ -146,10 +146,11 @@ impl RancherIssuer {
         Ok((value, made))
     }
 
-    /// Tests the new token `value`. The server where the token will be used must accept it, and a
-    /// read of the token from Rancher must succeed. `reach`: server where the token will be used.
-    /// If `reach` is `None`, the token is tested through Rancher in `cluster`. If `cluster` is
-    /// `None` too, the token is tested in Rancher's own cluster.
+    /// Tests the new token `value`: the server where it will be used must accept it, and a read of
+    /// the token from Rancher must succeed. That server is:
+    /// * `reach`, if it is given;
+    /// * otherwise, through Rancher, the API server of `cluster`, which alone accepts the token;
+    /// * if `cluster` is `None` too, through Rancher, the API server of Rancher's own cluster.
     pub async fn verify(
         &self,
         value: &SecretText,
@@ -183,9 +184,9 @@ impl RancherIssuer {
         }
     }
 
-    /// State of the token `value` in a target, as Rancher reports it to the API key. The token
-    /// itself is not sent, because it may belong to another user. Rancher would then record that
-    /// this user has used the token.
+    /// State of the token `value`, as Rancher reports it to the API key. The call does not use the
+    /// token itself: the token may belong to another user, and Rancher would record that this user
+    /// has used it.
     pub async fn life(
         &self,
         value: &SecretText,
@@ -238,9 +239,9 @@ impl RancherIssuer {
         Ok(())
     }
 
-    /// Client for a cluster behind this Rancher. `reach`: server of the cluster, from a kubeconfig.
-    /// The certificate authorities are those of the kubeconfig. If it has none, they are those of
-    /// the spec. `Err`: why the server cannot be used.
+    /// Client for a cluster behind this Rancher. `Err`: why the server cannot be used. `reach`:
+    /// server of the cluster, from a kubeconfig. If the kubeconfig has no certificate authorities,
+    /// those of the spec are trusted.
     pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<ServerClient, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),

@@ -55,9 +55,9 @@ impl RancherIssuer {
 }
 
 impl ServerClient {
-    /// Reviews the rights that Rancher's node driver needs. They are enough if the token's bearer
-    /// has all of them cluster-wide, or all of them in one of `namespaces`. `account`:
-    /// ServiceAccount of the token, for the message about a missing right.
+    /// Reviews whether the token's bearer has all rights that Rancher's node driver needs, either
+    /// cluster-wide or in one of `namespaces`. `account`: ServiceAccount of the token, for the
+    /// message about a missing right.
     pub async fn account_rights(
         &self,
         token: &SecretText,
@@ -69,10 +69,10 @@ impl ServerClient {
         rights.unwrap_or_else(|error| TokenRights::Unknown(error.to_string()))
     }
 
-    /// Reviews the rights that Rancher's node driver needs, in the whole cluster, and then in each
-    /// of `namespaces`. `None`: the namespaces that the token's user may see, [`MOST_NAMESPACES`]
-    /// at most. `lacking`: makes the message about a right that is missing. `Err`: the server does
-    /// not accept the token.
+    /// Reviews whether the token's bearer has all rights that Rancher's node driver needs, either
+    /// cluster-wide or in one of `namespaces`. `Err`: the server does not accept the token.
+    /// `namespaces: None`: the namespaces that the token's user may see, [`MOST_NAMESPACES`] at
+    /// most. `lacking`: makes the message about a missing right.
     async fn rights(
         &self,
         token: &SecretText,

@@ -18,9 +18,8 @@ pub(super) const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectrevie
 /// User to whom a token belongs, as the server reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenBearer {
-    /// ID of the user. `None`: the server accepts the token but cannot name its user. Before
-    /// Kubernetes 1.28, the review that names the user is not stable, and a server does not serve
-    /// the review by default.
+    /// ID of the user. `None`: the server accepts the token but does not serve the review that
+    /// names the user. Before Kubernetes 1.28, servers do not serve it by default.
     pub user: Option<String>,
     /// Name of the token, if the server returns it.
     pub token: Option<String>,

@@ -4,10 +4,12 @@ use super::{ListedToken, RancherError, RancherIssuer};
 use crate::domain::credentials::rotation::IssuerReport;
 
 impl RancherIssuer {
-    /// Whether the token of the earlier report `seen` is disabled now, or has another expiry.
-    /// `true` also if Rancher does not show the token to the API key any more, or does not accept
-    /// the API key. `false` also after any other failure, such as a missing answer. Makes one call
-    /// with the API key. The token itself is not used.
+    /// Whether a token differs from the earlier report `seen`. Makes one call with the API key, and
+    /// does not use the token itself. `true` in these cases:
+    /// * The token is disabled now, or has another expiry.
+    /// * Rancher does not show the token to the API key any more, or does not accept the API key.
+    ///
+    /// `false` after any other failure, such as a missing answer.
     pub async fn differs(&self, seen: &IssuerReport) -> bool {
         let found = self.rancher.token(&self.key, &seen.id).await;
         differs(&found.map(|found| found.value), seen)

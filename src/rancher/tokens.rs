@@ -154,7 +154,7 @@ struct NewList {
 }
 
 impl ServerClient {
-    /// Makes a token for the user of the key, by the API that [`Self::tokens`] found.
+    /// Makes a token for the user of the key. `api`: the API that [`Self::tokens`] found.
     ///
     /// If the answer is lost, the token may exist, but its secret is lost. [`Self::tokens`] lists
     /// such a token, and the description identifies it.

@@ -12,11 +12,10 @@
 //!   copies that libraries make.
 //!
 //! This module uses hyper and not `kube::Client`, because a call must be over when its future is
-//! dropped. `kube::Client` runs a background task that takes the requests, and hyper-util's client
-//! runs a background task for each connection. Here no background task runs: the future of a call
-//! contains the connection, so the connection is closed as soon as the call ends or is dropped. The
-//! invariants alone would allow `kube::Client`: retries and the pool of connections can be turned
-//! off, and its `send` does not read the body, so that the caller can limit the body's length.
+//! dropped. `kube::Client` and hyper-util's client run background tasks, which may outlive that
+//! future. Here the future of a call contains the connection, so the connection is closed as soon
+//! as the call ends or is dropped. The invariants alone would allow `kube::Client`, without its
+//! retries and its pool of connections.
 
 use std::fmt;
 use std::io;
@@ -99,10 +98,10 @@ impl WireAnswer {
 }
 
 impl ServerClient {
-    /// Client for the server at a URL. The error says why the URL or the authorities cannot be
-    /// used. `authorities`: certificate authorities that may have signed the server's certificate,
-    /// in PEM. `None`: those that the system trusts. `name`: the name in the server's certificate,
-    /// if it differs from the URL's host.
+    /// Client for the server at a URL. `Err`: why the URL or the authorities cannot be used.
+    /// `authorities`: certificate authorities that may have signed the server's certificate, in
+    /// PEM. `authorities: None`: those that the system trusts. `name`: the name in the server's
+    /// certificate, if it differs from the URL's host.
     pub fn new(url: &str, authorities: Option<&str>, name: Option<&str>) -> Result<Self, String> {
         let tls = if let Some(pem) = authorities {
             tls::trusting(pem)

@@ -2,9 +2,9 @@
 //! webhook configuration, and finalizers of VMs.
 //!
 //! Invariants:
-//! * Each change is one write. The write carries the resourceVersion of the object that the
-//!   decision was based on. Exception: the annotation that keeps a CRD.
-//! * A write also records the state before the change, if a later step can restore that state.
+//! * Each change is one write. The write carries the resourceVersion of the object from which its
+//!   content was computed. Exception: the annotation that keeps a CRD.
+//! * If a later step can restore the state before a change, the write also records this state.
 //! * A conflict counts as success, because the caller reads the state again and decides again.
 //! * A write may be repeated, because its answer may have been lost. The repetition has no further
 //!   effect.
@@ -63,10 +63,10 @@ pub struct TakeoverClient {
 }
 
 impl TakeoverClient {
-    /// Facts from which the next step of the take-over is decided. All reads run at the same time,
-    /// so that little time passes between the stop of the operator and the next step: in this time,
-    /// the API server may refuse writes of guests. The number of finalizers is 0 here, because only
-    /// [`Self::finalizers`] counts them.
+    /// Facts from which the next step of the take-over is decided. The field `finalizers` is 0
+    /// here: only [`Self::finalizers`] counts them. All reads run at the same time, so that the
+    /// next step is not delayed: after the stop of the operator, the API server may refuse writes
+    /// of guests until the next step.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let deployments = try_join_all(TakeoverProgram::ALL.map(|program| self.replicas(program)));
         let chart = async { anyhow::Ok(self.managed_chart().await?.map(|chart| managed(&chart))) };
@@ -103,9 +103,9 @@ impl TakeoverClient {
         Ok(found.pop())
     }
 
-    /// Numbers of replicas of the program's Deployment, with the number of its pods that have not
-    /// ended. `None`: there is no such Deployment. A pod that is being deleted counts until it has
-    /// ended.
+    /// Replica numbers of the Deployment of `program`. Field `running`: number of the Deployment's
+    /// pods that have not ended. A pod that is being deleted counts until it has ended. `None`:
+    /// there is no such Deployment.
     async fn replicas(
         &self,
         program: TakeoverProgram,
@@ -143,8 +143,7 @@ impl TakeoverClient {
 
     /// Carries out the write of `step`. Does nothing for a step without a write, and for
     /// [`TakeoverStep::RemoveFinalizers`]: [`Self::remove_finalizers`] carries that step out.
-    /// Succeeds without a write if another client has changed the object meanwhile: the caller
-    /// reads the state again, and decides again.
+    /// Succeeds without a write if another client has changed the object meanwhile.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
             TakeoverStep::KeepCrd(name) => self.set_keep_policy(name).await,
@@ -205,10 +204,10 @@ impl TakeoverClient {
         Ok(())
     }
 
-    /// Starts or stops `program` by the number of replicas of its Deployment. `start: None`: sets
-    /// the number to 0, and records the former number in the annotation [`ANNOTATION_REPLICAS`],
-    /// unless a number is recorded there already. `Some`: sets the number to the value in `start`,
-    /// and removes the annotation.
+    /// Starts or stops `program` by the number of replicas of its Deployment. `start: Some`: sets
+    /// this number, and removes the annotation [`ANNOTATION_REPLICAS`]. `start: None`: sets the
+    /// number to 0, and records the former number in this annotation, unless the annotation has a
+    /// number already.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let Some(stored) = self.deployment(program).await? else { return Ok(()) };
         let seen = replicas(&stored);

@@ -28,9 +28,8 @@ pub struct AnnouncePlace {
 
 impl Views {
     /// Network on which the address in `outcome` is announced: the network of the address's pool or
-    /// lease. Otherwise `named`, the network that the LoadBalancer names. For example, a global
-    /// pool has no network of its own, and its addresses are unique on all networks. So an address
-    /// of a global pool is announced on `named`.
+    /// lease. If there is no such network, the result is `named`, the network that the LoadBalancer
+    /// names. For example, a global pool has no network.
     pub fn place(&self, named: &str, outcome: &AddressOutcome) -> AnnouncePlace {
         let network = match outcome {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,

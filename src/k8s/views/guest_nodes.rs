@@ -1,9 +1,10 @@
-//! The view of VirtualMachines that are nodes of guest clusters. An annotation of such a VM may say
-//! that its cluster is being removed. Only metadata is watched, and only of VMs that the node
-//! driver created.
+//! The view of VirtualMachines that Rancher's node driver has created as nodes of guest clusters.
+//! An annotation of such a VM may say that its guest cluster is being removed. Only the metadata of
+//! the VMs is watched.
 //!
-//! A guest cluster is identified by its namespace and name, so a VM has no effect on LoadBalancers
-//! of other namespaces. Otherwise, a tenant could stop the LoadBalancers of another tenant.
+//! Invariant: a VM has no effect on LoadBalancers of other namespaces, because a guest cluster is
+//! identified by its namespace and name. Otherwise, a tenant could keep addresses from
+//! LoadBalancers of another tenant.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -32,17 +33,16 @@ pub(super) struct GuestRemovals {
 }
 
 impl GuestRemovals {
-    /// Name of a VM with an annotation which says that the guest cluster `cluster` is being
-    /// removed. If several VMs have the annotation, the result is the first name in alphabetical
-    /// order. `None`: no VM has the annotation.
+    /// Name of the first VM, in alphabetical order, with an annotation which says that its guest
+    /// cluster `cluster` is being removed. `None`: there is no such VM.
     pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
         let key = (namespace.to_owned(), cluster.to_owned());
         self.by_cluster.get(&key)?.first().cloned()
     }
 
-    /// Records that an annotation of the VM `vm`, a `namespace/name`, says that the guest cluster
-    /// `cluster` is being removed. `cluster: None`: no annotation of the VM says so. Returns the
-    /// clusters for which the result of [`Self::of`] may have changed.
+    /// Records which guest cluster is being removed, as an annotation of the VM `vm`
+    /// (`namespace/name`) says. Returns the clusters for which the result of [`Self::of`] may have
+    /// changed. `cluster: None`: no annotation of the VM says so.
     fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
         let (namespace, name) = split_key(vm);
         let now = cluster.map(|cluster| (namespace.to_owned(), cluster));

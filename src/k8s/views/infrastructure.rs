@@ -38,9 +38,9 @@ impl Views {
         lock(&self.index.infrastructure).held_back()
     }
 
-    /// Replaces the networks that `object` reserves. If this adds or removes a network, enqueues
-    /// the LoadBalancers that depend on the network. In that case, also reports
-    /// [`ChangeEvent::Networks`] if pools hold back what `object` reserves.
+    /// Replaces the networks that `object` reserves. If this adds or removes networks, enqueues the
+    /// LoadBalancers that depend on these networks, and reports [`ChangeEvent::Networks`] if pools
+    /// hold back the networks of `object`.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = lock(&self.index.infrastructure).set(object, networks);
         if changed.is_empty() {
@@ -101,8 +101,8 @@ pub(super) async fn watch_services(at: InformerContext) {
 }
 
 /// Networks that a Service reserves: its cluster addresses (`ClusterIp`), and the addresses in its
-/// status. The addresses in the status are `OwnIngress` if a LoadBalancer owns the Service, and
-/// otherwise `Ingress`. At least one of the lists of `OwnIngress` and `Ingress` is empty.
+/// status (`OwnIngress` if a LoadBalancer owns the Service, otherwise `Ingress`). The list of the
+/// kind that does not apply is empty.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     let name = key(service.meta());
     let ingress = service.status.load_balancer.ingress.iter().flatten();
@@ -123,7 +123,7 @@ fn is_own(service: &ServiceAddresses) -> bool {
 }
 
 /// Watches ServiceCIDRs, the networks from which Services get their cluster addresses. A cluster
-/// before Kubernetes 1.33 does not serve ServiceCIDRs. There, only each Service's own addresses are
+/// before Kubernetes 1.33 does not serve ServiceCIDRs, so only each Service's own addresses are
 /// known.
 pub(super) async fn watch_service_networks(at: InformerContext) {
     let views = &at.views;

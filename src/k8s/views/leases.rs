@@ -109,9 +109,9 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of another record (DHCPLease) on the same network that has the hardware
-    /// address or the client identifier of the record `of`. A DHCP server would treat the clients
-    /// of both records as one client. `None`: there is no such record.
+    /// `namespace/name` of another record (DHCPLease) with the same network as the record `of`, and
+    /// with the same hardware address or client identifier. `None`: there is no such record. A DHCP
+    /// server would treat the clients of both records as one client.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -180,8 +180,8 @@ impl Views {
     }
 
     /// Declared networks on which at least one LoadBalancer has no address and waits for a lease.
-    /// Other networks are left out: a tenant can name any number of them, and each network has
-    /// metrics and an alert of its own.
+    /// Networks that are not declared are left out: a tenant can name any number of them, and each
+    /// network in the result gets metrics and an alert of its own.
     pub fn leasing_networks(&self) -> HashSet<String> {
         let waits = |lb: &LoadBalancer| !facts::wants_pool(lb) && !facts::has_address(lb);
         let waiting = self.load_balancers.state_filter(waits);
@@ -234,11 +234,9 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers on the network of an agent, because the agent's Lease has another
-    /// holder, or none any more, or was renewed late. `name` is the name of the Lease. The leader
-    /// also checks each second whether an agent serves the network, but this check misses a shorter
-    /// absence of the agent. A LoadBalancer that was reconciled in the absence must be reconciled
-    /// again.
+    /// Enqueues the LoadBalancers on the network of the agent with the Lease `name`, after the
+    /// agent was replaced, has ended, or was absent. A LoadBalancer that was reconciled in the
+    /// absence must be reconciled again. The leader's check, once a second, misses a short absence.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -302,9 +300,9 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
 }
 
 impl AgentIndex {
-    /// Stores the content of the agent's Lease `name`, which was observed at the time `now`. `utc`:
-    /// the same time as a date. Returns whether the holder of the Lease has changed, or serves the
-    /// network again after an absence.
+    /// Stores the content of the agent's Lease `name`. Returns whether the Lease has another holder
+    /// than before, or the holder serves the network again after an absence. `now`: time when the
+    /// content was observed. `utc`: the same time as a date.
     fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
         let since = match self.0.get(name) {
             Some(known) if known.holding == holding => return false,

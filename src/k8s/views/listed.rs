@@ -47,10 +47,9 @@ impl Views {
         self.wait_for(ENDPOINTS).await;
     }
 
-    /// Waits until every kind was listed at least once, but at most for the time `patience`.
-    /// `is_out_of_reach` gets the verb and the resource of a read, and returns whether this read
-    /// can never succeed. There is no wait for the kind of such a read. Returns the resources that
-    /// were not listed in time.
+    /// Waits until every kind within reach was listed at least once, but at most for the time
+    /// `patience`. Returns the resources that were not listed in time. `is_out_of_reach`: whether
+    /// the read with this verb and this resource can never succeed.
     pub async fn listed_within_reach(
         &self,
         patience: Duration,

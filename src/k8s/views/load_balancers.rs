@@ -132,9 +132,9 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// Known LoadBalancer that has the name in `meta`, but another UID. It was deleted, and then the
-/// LoadBalancer of `meta` was created with the same name. A list does not report such a deletion,
-/// because it contains the name. `None`: no such LoadBalancer is known.
+/// Known LoadBalancer with the name in `meta` and another UID: it was deleted before the
+/// LoadBalancer of `meta` was created. A list does not report this deletion, because the list
+/// contains the name. `None`: no such LoadBalancer is known.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Owner> {
     let name = key(meta);
     let uid = known_uid(views, &name).filter(|uid| Some(uid) != meta.uid.as_ref())?;

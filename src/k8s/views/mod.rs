@@ -1,17 +1,19 @@
-//! The process's views of the cluster, kept current on every replica by informers.
+//! The process's views of the cluster. Informers keep the views current on every replica.
 //!
-//! Views may be stale. So they contain no ledger, and a write to the API server carries the
-//! resourceVersion of the object that its decision was based on. A decision to withdraw or move the
-//! address of a LoadBalancer uses the LoadBalancer that the API server has now. This operator adds
-//! its own writes of Services and EndpointSlices to the views at once, so that the next decision
-//! includes these writes.
+//! A view may be stale. So these rules hold:
+//! * Views contain no ledger.
+//! * A write to the API server carries the resourceVersion of the object that its decision was
+//!   based on.
+//! * A decision to withdraw or move the address of a LoadBalancer uses the LoadBalancer that the
+//!   API server has now.
+//! * The operator's own writes of Services and EndpointSlices are added to the views at once, so
+//!   that the next decision includes them.
 //!
 //! The indexes are plain values without lock, channel or notifier. Their functions `apply`, `set`
-//! and `remove` return what has changed. `Views` locks an index, applies the change and unlocks the
-//! index. Then `Views` finds the LoadBalancers that the change concerns, and notifies the leader.
-//! The search for these LoadBalancers is not in the index, because the search may need other
-//! indexes too. Services and EndpointSlices have a lock of their own, because reconciles write into
-//! them as well.
+//! and `remove` return what has changed. `Views` locks an index only for the change. Then `Views`
+//! finds the LoadBalancers that the change concerns, if necessary by other indexes, and notifies
+//! the leader. Exception: Services and EndpointSlices have a lock of their own, because reconciles
+//! write into them as well.
 
 mod backends;
 mod guest_nodes;
@@ -173,9 +175,11 @@ struct InformerContext {
 
 impl InformerContext {
     /// Records that the first list of `part` is complete. A later call for the same part has no
-    /// effect. If leased addresses depend on the part, enqueues the LoadBalancers that may have a
-    /// leased address. If the part is the VMs, also enqueues the LoadBalancers that take an address
-    /// from a pool and whose network the VMs determine.
+    /// effect. Enqueues these LoadBalancers:
+    /// * if decisions about leased addresses depend on `part`, or `part` is the VMs: those that may
+    ///   have a leased address;
+    /// * if `part` is the VMs: also those that take an address from a pool, and whose network the
+    ///   VMs determine.
     fn done(&self, part: ViewPart) {
         let is_news = self.views.synced.send_if_modified(|parts| {
             let before = *parts;
@@ -257,9 +261,9 @@ impl Views {
         self.is_listed(ViewPart::PoolSpecs)
     }
 
-    /// Whether the first list of LoadBalancers is not complete, and the API server last refused it
-    /// because no conversion webhook answered. Then this process must serve its own conversion
-    /// webhook before the list is complete.
+    /// Whether the first list of LoadBalancers waits for a conversion webhook: the list is not
+    /// complete, and its last refusal says that no conversion webhook answers. Then this process
+    /// must serve its own conversion webhook before the list can be complete.
     pub fn await_conversion(&self) -> bool {
         !self.is_listed(ViewPart::LoadBalancers) && self.index.unconverted.load(Ordering::Relaxed)
     }
@@ -292,10 +296,9 @@ impl Views {
         LbSurroundings { project: self.project_of(namespace), vm_network, service }
     }
 
-    /// Addresses of the Service that the LoadBalancer owns. [`AnnouncedAddresses::Unknown`] for a
-    /// vm LoadBalancer until Services are listed. A guest load balancer owns a Service only if its
-    /// type was vm before. So for a guest load balancer, a Service that is not in the view counts
-    /// as missing even before Services are listed.
+    /// Addresses of the Service that the LoadBalancer owns. [`AnnouncedAddresses::Unknown`]: the
+    /// LoadBalancer is of type vm, and Services were not listed yet. A guest load balancer does not
+    /// wait for this list, because it owns a Service only if its type was vm before.
     pub fn service_addresses(&self, lb: &LoadBalancer) -> AnnouncedAddresses {
         if !facts::is_guest(lb) && !self.is_listed(ViewPart::Services) {
             return AnnouncedAddresses::Unknown;
@@ -335,8 +338,8 @@ impl Views {
         Some(AnnouncingNode { name: name.into(), addresses })
     }
 
-    /// Bridge and VLAN by which nodes reach a network. `network` is the `namespace/name` of its
-    /// NetworkAttachmentDefinition. `None`: the network uses no bridge of the nodes, or the view
+    /// Bridge and VLAN by which nodes reach the network `network`, which is the `namespace/name` of
+    /// a NetworkAttachmentDefinition. `None`: the network uses no bridge of the nodes, or the view
     /// does not have the network.
     pub fn attachment(&self, network: &str) -> Option<NetworkAttachment> {
         lock(&self.index.networks).get(network)?.attachment.clone()
@@ -387,9 +390,9 @@ impl Views {
         Some((vm, topology))
     }
 
-    /// Whether the view has a Service that the LoadBalancer `owner` owns. Until that Service is
-    /// gone, no other LoadBalancer may get the address of `owner`. True before Services are listed,
-    /// because there may be such a Service.
+    /// Whether the view has a Service that the LoadBalancer `owner` owns. True before Services are
+    /// listed, because there may be such a Service. Until the Service is gone, no other
+    /// LoadBalancer may get the address of `owner`.
     pub fn is_served(&self, owner: &Owner) -> bool {
         !self.is_listed(ViewPart::Services) || self.service_of(owner).is_some()
     }

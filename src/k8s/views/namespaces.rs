@@ -20,9 +20,9 @@ pub(super) async fn watch(at: InformerContext) {
     informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
-/// Applies an event of a namespace to the view. Enqueues the LoadBalancers in the namespace if its
-/// project has changed, or if a list no longer contains it, because other pools may serve these
-/// LoadBalancers now.
+/// Applies an event of a namespace to the view. Enqueues the LoadBalancers in the namespace if the
+/// namespace is new, has moved to another project, or is missing in a list. Other pools may serve
+/// these LoadBalancers then.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NamespaceMetadata>) {
     let views = &at.views;
     match event {

@@ -103,9 +103,9 @@ impl Views {
         self.replace_network(network, None);
     }
 
-    /// Stores the facts of `network`. `new: None`: the network is gone. Enqueues the LoadBalancers
-    /// that depend on the changed facts. Reports a changed bridge or VLAN as
-    /// [`ChangeEvent::Networks`].
+    /// Stores the facts of `network`, and enqueues the LoadBalancers that depend on changed facts.
+    /// Reports a changed bridge or VLAN as [`ChangeEvent::Networks`]. `new: None`: the network is
+    /// gone.
     fn replace_network(&self, network: &str, new: Option<NetworkFacts>) {
         let mut networks = lock(&self.index.networks);
         let old = networks.remove(network);

@@ -1,8 +1,8 @@
-//! Changes that the views report to the leader.
+//! Changes that the views report to the leader. The other files of this folder determine which
+//! LoadBalancers depend on a change.
 //!
-//! The leader's handler runs in the informer, and puts each change straight into the channel of the
-//! task that handles the change, without another task in between. The other files of this folder
-//! determine which LoadBalancers depend on a change.
+//! The informer itself calls the leader's handler. The handler puts each change straight into the
+//! channel of the task that handles the change.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -122,8 +122,8 @@ impl Views {
     }
 
     /// Enqueues the LoadBalancers `lbs`, because VMs that they select have changed. Records the
-    /// present time as the time since when their EndpointSlices may be out of date, unless an
-    /// earlier time is recorded.
+    /// present time as the time since when the EndpointSlices of a LoadBalancer may be out of date,
+    /// unless an earlier time is recorded.
     pub(super) fn enqueue_lbs_of_changed_vms(&self, lbs: Vec<LbKey>) {
         let now = Instant::now();
         let mut touched = lock(&self.index.touched);

@@ -25,9 +25,9 @@ impl Views {
     }
 }
 
-/// Facts from the views about the address that is leased for `lb`. They include the pools, other
-/// LoadBalancers, other records (DHCPLeases) and objects of the cluster itself, such as nodes, that
-/// may have the same address.
+/// Facts from the views about the address that is leased for `lb`. Among them are all pools, and
+/// the objects with the same address: other LoadBalancers, other records (DHCPLeases), and objects
+/// of the cluster itself, such as nodes.
 fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
     let address = lease.ip.to_string();
     let age = |meta: &kube::core::ObjectMeta| {

@@ -1,9 +1,9 @@
 //! The view of IPPools: their names, generations and specs.
 //!
-//! Pools are watched by metadata only, so that a ledger of thousands of entries is not sent again
-//! for every claim. A pool's spec is read when its [`PoolGeneration`] changes, and stored without
-//! the ledger. Where IPPool is served without a status subresource, each claim changes the
-//! generation. So after a read without a change of the spec, the next read of the pool waits for
+//! Only the metadata of pools is watched, so that a ledger of thousands of entries is not sent
+//! again for every claim. A pool's spec is read when its [`PoolGeneration`] changes, and is stored
+//! without the ledger. Where IPPool is served without a status subresource, each claim changes the
+//! generation. So after a read that showed no changed facts, the next read of the pool waits for
 //! [`LATER`].
 
 use std::collections::HashMap;
@@ -92,9 +92,9 @@ impl PoolIndex {
         self.0.remove(name).is_some_and(|entry| entry.due)
     }
 
-    /// Next pool whose spec must be read. Field 0: earliest time of the read. This time may have
-    /// passed, and is `now` if the pool has no such time. Field 1: name of the pool. `None`: no
-    /// spec must be read.
+    /// Next pool whose spec must be read. Field 0: earliest time of the read, which may have
+    /// passed; `now` if the pool may be read at once. Field 1: name of the pool. `None`: no spec
+    /// must be read.
     fn next(&self, now: Instant) -> Option<(Instant, String)> {
         let due = self.0.iter().filter(|(_, entry)| entry.due);
         due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()

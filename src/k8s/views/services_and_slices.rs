@@ -27,10 +27,9 @@ use crate::k8s::lazy_object::LazyObject;
 /// Services or EndpointSlices (`T`), by the LoadBalancer that they serve. Each object serves one
 /// LoadBalancer. Clones share the objects.
 ///
-/// The lock is inside, because informers and reconciles change the objects at the same time, each
-/// through its own clone of [`Views`]. [`Self::store`] and [`Self::remove`] compare the versions
-/// and change the objects under one lock. So no other task can store a newer version between the
-/// comparison and the change.
+/// The lock is inside, because informers and reconciles change the objects at the same time.
+/// [`Self::store`] and [`Self::remove`] hold the lock from the comparison of the versions until the
+/// change is done, so that no other task can store a newer version in between.
 #[derive(Clone, Default)]
 pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
 
@@ -78,9 +77,9 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).lb_of.get(key).cloned()
     }
 
-    /// Stores the object `name`, which serves the LoadBalancer `lb`, with the resourceVersion
-    /// `version`. The object is from a watch event or from the answer to a write. Returns `false`,
-    /// and changes nothing, if the view has the object in this version or a newer one.
+    /// Stores `object`, which has the name `name` and the resourceVersion `version`, and serves the
+    /// LoadBalancer `lb` (`namespace/name`). Returns `false`, and changes nothing, if the view has
+    /// the object in this version or a newer one.
     pub fn store(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let key = key_beside(lb, name);
         let mut all = lock(&self.0);
@@ -98,10 +97,10 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).version(key).is_some_and(|known| !is_newer(version, known))
     }
 
-    /// Removes the object `key`, which is gone. `version` is the resourceVersion with which the
-    /// object was observed last. An object in a newer version stays in the view. `version: None`:
-    /// the object is removed in any version. Returns the LoadBalancer that the object served, or
-    /// `None` if no object was removed.
+    /// Removes the object `key`, unless the view has it in a newer version than `version`. Returns
+    /// the LoadBalancer that the object served. `None`: no object was removed. `version`:
+    /// resourceVersion with which the object was observed last. `version: None`: the object is
+    /// removed in any version.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let mut all = lock(&self.0);
         let known = all.version(key)?;

@@ -140,9 +140,9 @@ impl Views {
         self.enqueue_lbs_of_changed_vms(affected);
     }
 
-    /// Whether no pool can be chosen for the LoadBalancer yet, because the network of its VMs
-    /// determines the pool and VMs were not listed. VMs count as listed if the cluster does not
-    /// serve them, or if the last list was refused because the right to list them is missing.
+    /// Whether the choice of a pool for the LoadBalancer must wait for the list of VMs, because the
+    /// network of its guest cluster's VMs determines the pool. VMs count as listed if the cluster
+    /// does not serve them, or if the right to list them was missing at the last refusal.
     pub fn awaits_vms(&self, lb: &LoadBalancer) -> bool {
         let is_forbidden = || self.index.vms_forbidden.load(Ordering::Relaxed);
         let is_known = self.is_listed(ViewPart::Vms) || self.has_no_vms() || is_forbidden();
@@ -150,9 +150,8 @@ impl Views {
     }
 
     /// Enqueues every LoadBalancer that takes its address from pools, if the VMs of its guest
-    /// cluster determine its network. Some of these LoadBalancers wait for the list of VMs
-    /// ([`Self::awaits_vms`]). Others have an address, which may be reserved on the network of the
-    /// VMs.
+    /// cluster determine its network. Includes LoadBalancers that have an address, because this
+    /// address may be reserved on the network of the VMs.
     pub(super) fn enqueue_pool_lbs_asking_vms(&self) {
         let asks =
             |lb: &LoadBalancer| facts::wants_pool(lb) && facts::asks_vms_for_network(lb).is_some();

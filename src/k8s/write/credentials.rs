@@ -132,10 +132,11 @@ impl ApiWriter {
         count_write(&self.metrics, "TokenRequest", token)
     }
 
-    /// Writes `value` under the key `at.key` of the Secret that `at` names, and the hash of `value`
-    /// into the annotation [`ANNOTATION_HASH`]. Creates the Secret if `at.version` is empty. Fails
-    /// with a conflict if the Secret's resourceVersion is not `at.version`, or if the Secret exists
-    /// although `at.version` is empty.
+    /// Writes `value` under the key `at.key` of the Secret, and the hash of `value` into the
+    /// annotation [`ANNOTATION_HASH`].
+    /// * `at.version` is empty: creates the Secret. Fails with a conflict if the Secret exists.
+    /// * `at.version` is not empty: changes the Secret. Fails with a conflict if the Secret has
+    ///   another resourceVersion.
     pub async fn write_target(
         &self,
         at: SecretKeyRef<'_>,

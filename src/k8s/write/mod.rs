@@ -52,9 +52,9 @@ impl ApiWriter {
         Self { client, leadership, metrics, plain_pools: Arc::default() }
     }
 
-    /// Applies the merge patch `patch` to a LoadBalancer. The patch sets the condition that names
-    /// the holder of the Lease. Writes even when this process does not lead. The patch must have a
-    /// resourceVersion, so that the patch never overwrites a newer condition of the leader.
+    /// Applies the merge patch `patch` to a LoadBalancer, even if this process does not lead. The
+    /// patch sets the condition that names the holder of the Lease. Precondition: the patch has a
+    /// resourceVersion, so that it never overwrites a newer condition of the leader.
     pub async fn patch_lb_condition(
         &self,
         namespace: &str,
@@ -65,11 +65,12 @@ impl ApiWriter {
         self.count::<LoadBalancer, _>(lbs.call_patch(name, patch).await).map(drop)
     }
 
-    /// Adds claims to a pool, so that no leader allocates their addresses. Writes even when this
-    /// process does not lead. The first patch sets the pool's annotation
-    /// [`ANNOTATION_KEEP_ORPHANS`] to `why`, and has the resourceVersion of `stored`. The second
-    /// patch changes the pool's status to `desired`, which has the additional claims. The second
-    /// patch has the resourceVersion that the first patch returned.
+    /// Adds claims to a pool, so that no leader allocates their addresses. Writes even if this
+    /// process does not lead. Two patches:
+    /// * The first has the resourceVersion of `stored`. It sets the annotation
+    ///   [`ANNOTATION_KEEP_ORPHANS`] to `why`.
+    /// * The second has the resourceVersion that the first returned. It changes the status to
+    ///   `desired`, which has the additional claims.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -104,13 +105,14 @@ impl ApiWriter {
         self.count::<IPPool, _>(api.call_create(pool).await)
     }
 
-    /// Changes a pool's status from `stored` to `desired`. `version` is the resourceVersion of the
-    /// pool with the status `stored`. Returns the pool's new metadata.
+    /// Changes a pool's status from `stored` to `desired`. Returns the pool's new metadata.
+    /// `version`: resourceVersion of the pool with the status `stored`.
     ///
-    /// The CRD may have the status subresource or not, and another CRD may replace this CRD at any
-    /// time. A write to a missing subresource fails with 404, and is repeated as a plain write. A
-    /// plain write leaves the status unchanged if the CRD has the subresource. A plain write
-    /// without an effect counts as a conflict, and the next write uses the subresource.
+    /// The write goes to the status subresource, or to the pool itself (a plain write) if the last
+    /// write found no such subresource. Another CRD may replace the CRD at any time:
+    /// * If a write to the subresource fails with 404, and the pool exists, a plain write follows.
+    /// * If a plain write does not change the status, the CRD has the subresource. The write then
+    ///   counts as a conflict, and the next write uses the subresource.
     pub async fn write_pool_status(
         &self,
         name: &str,
@@ -244,9 +246,9 @@ fn unserializable<K: Resource<DynamicType = ()>>(error: serde_json::Error) -> Ca
     CallError::not_sent(&K::kind(&()), kube::Error::SerdeError(error))
 }
 
-/// Whether a write of `desired` would change the status `stored`. If `plain` is true, the API
-/// server has the schema of Harvester's CRD, and drops the fields that only the schema of the
-/// operator's CRD has. These fields are then not compared.
+/// Whether a write of `desired` would change the status `stored`. `plain`: whether IPPool is served
+/// with Harvester's CRD. The API server then drops the fields that only the operator's CRD has, so
+/// these fields are not compared.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;

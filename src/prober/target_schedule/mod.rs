@@ -169,13 +169,11 @@ impl TargetSchedule {
         })
     }
 
-    /// Records the result of the probe of the target `key`, and sets the time of the target's next
-    /// probe. Regular times that passed while the probe was under way are skipped. `passed`: the
-    /// result; `None` if the probe showed nothing about the target.
-    ///
-    /// If the verdict on the target flipped, returns the LoadBalancer, and whether the target is
-    /// healthy now. `None`: the verdict did not flip, or the target was removed. A doubted failure
-    /// flips no verdict.
+    /// Records the result of the probe of the target `key`. Sets the time of the target's next
+    /// probe: the first time on the target's grid after `now`. If the verdict on the target
+    /// flipped, returns the LoadBalancer, and whether the target is healthy now. `None`: the
+    /// verdict did not flip, or the target was removed. A failure flips no verdict while it is
+    /// doubted. `passed`: the result. `passed: None`: the probe showed nothing about the target.
     pub(super) fn end(
         &mut self,
         key: TargetKey,
@@ -213,11 +211,11 @@ impl TargetSchedule {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Decides whether the failures of the target `key` are doubted. The target has just reached
-    /// the failure threshold of its check. `true`: the target stopped answering at the same time as
-    /// most VMs, so it counts as healthy until the doubt ends. In this case, the other unhealthy
-    /// targets that stopped answering at that time count as healthy too. Failures that were doubted
-    /// before are not doubted again.
+    /// Decides whether the failures of the target `key` are doubted. Precondition: they have just
+    /// reached the failure threshold of its check. `true`: the target stopped answering at the same
+    /// time as most VMs. Until the doubt ends, this target and the other unhealthy targets that
+    /// stopped answering at that time count as healthy. Failures that were doubted before are not
+    /// doubted again.
     fn doubts(&mut self, key: TargetKey, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
@@ -307,9 +305,9 @@ impl TargetSchedule {
         let phase = ProbePhase::of(&[lb, &target.id, &target.address.to_string()]);
         let wanted = may_be_backend(target.address);
         let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
-        // The first probe of a target that is assumed healthy can wait for its regular time. Any
-        // other target is probed at once, because the LoadBalancer waits for the verdict on this
-        // target.
+        // The first probe of a target that is assumed healthy can wait for the next time on the
+        // target's grid. Any other target is probed at once, because the LoadBalancer waits for the
+        // verdict on this target.
         let when = if healthy { next } else { first };
         let due = wanted.then(|| when(now, phase, check.period));
         let key = self.next_key;
@@ -333,8 +331,8 @@ impl TargetSchedule {
         Some(entry)
     }
 
-    /// Moves the next probe of a target to a regular time of the check's new period. If a probe is
-    /// under way, the end of this probe sets the time of the next one.
+    /// Moves the next probe of a target to the first time on the target's grid for the check's new
+    /// period. If a probe is under way, the end of this probe sets the time of the next one.
     fn reschedule(&mut self, key: TargetKey, check: &CheckSettings, now: Duration) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if let Some(due) = entry.due.as_mut() {
