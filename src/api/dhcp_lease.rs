@@ -195,8 +195,9 @@ pub struct DHCPLeaseStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Decision whether an address may be used after its lease has expired because no DHCP server
-/// answered.
+/// Whether the address may be used after its lease has expired because no DHCP server answered.
+/// Unset: no. `Keep`: yes, until a server refuses the address, any server grants another address,
+/// the server that granted the lease offers another address, or another host uses the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
     /// The address may be used until one of these events:

@@ -37,10 +37,11 @@ use crate::support::SOON;
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
 const OVERLAP: i64 = 5 * DAY;
-/// Maximum number of overlaps until nothing is under way at the end of the year. A replacement that
-/// waits for its next try begins in the second one, and ends in the third one. Until then, the other
-/// credential may come due.
-const ROUNDS: usize = 6;
+/// Maximum number of times, due or an overlap apart, until nothing is under way at the end of the
+/// year. A replacement of one credential that was interrupted takes four: it is abandoned, begins
+/// when the credential comes due again, and has an overlap. Meanwhile the other credential may come
+/// due.
+const ROUNDS: usize = 20;
 /// Rancher's bound in minutes: no token lives for longer than twenty days, and thirty are
 /// requested.
 const BOUND: (&str, &str) = ("auth-token-max-ttl-minutes", "28800");
@@ -388,14 +389,17 @@ async fn year(version: Version) -> Result<()> {
         (schedule.left_percent, schedule.minimum_left, schedule.jitter_percent) = (1, 0, 0);
     }
     for _ in 0..ROUNDS {
+        let mut until = i64::MAX;
         for rotation in [&mut key, &mut credential] {
-            rotation.settle(&mut site).await?;
+            until = until.min(rotation.settle(&mut site).await?.unwrap_or(i64::MAX));
             site.looked(version).await?;
         }
         if [&key, &credential].iter().all(|one| one.is_at_rest()) {
             break;
         }
-        site.there.advance(Duration::from_secs(u64::try_from(OVERLAP + 60)?));
+        let now = site.there.now() / 1000;
+        let next = until.clamp(now + 1, now + OVERLAP);
+        site.there.advance(Duration::from_secs(u64::try_from(next - now)?));
     }
     let published = credential.acts.iter().filter(|act| act.contains("Publish {")).count();
     let alive: Vec<String> =
