@@ -12,6 +12,7 @@ mod rancher_secret;
 mod support;
 mod takeover;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -144,17 +145,24 @@ struct ControllerArgs {
 
 /// Parses texts of the form NAMESPACE or NAMESPACE/SECRET+SECRET. Returns a map from each namespace
 /// to the Secrets that the operator may touch there. An empty set allows all Secrets of the
-/// namespace. An empty text, such as the one between two commas, is skipped: an empty namespace
-/// would stand for all namespaces.
+/// namespace. Several texts for one namespace allow what one of them allows. A text without a
+/// namespace, such as the empty one between two commas, is skipped: an empty namespace would stand
+/// for all namespaces.
 fn namespaces(texts: &[String]) -> BTreeMap<String, BTreeSet<String>> {
-    let given = texts.iter().filter(|text| !text.is_empty());
-    given
-        .map(|text| {
-            let (namespace, secrets) = text.split_once('/').unwrap_or((text, ""));
-            let secrets = secrets.split('+').filter(|name| !name.is_empty());
-            (namespace.to_owned(), secrets.map(str::to_owned).collect())
-        })
-        .collect()
+    let mut allowed = BTreeMap::<String, BTreeSet<String>>::new();
+    for text in texts {
+        let (namespace, secrets) = text.split_once('/').unwrap_or((text, ""));
+        let names = secrets.split('+').filter(|name| !name.is_empty()).map(str::to_owned);
+        let secrets: BTreeSet<String> = names.collect();
+        match allowed.entry(namespace.to_owned()) {
+            Entry::Vacant(new) => drop(new.insert(secrets)),
+            Entry::Occupied(all) if all.get().is_empty() => {}
+            Entry::Occupied(mut all) if secrets.is_empty() => all.get_mut().clear(),
+            Entry::Occupied(mut some) => some.get_mut().extend(secrets),
+        }
+    }
+    allowed.remove("");
+    allowed
 }
 
 /// Runs the command that the command line names.
@@ -200,13 +208,29 @@ fn crds(out: Option<&Path>) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::namespace_and_name;
+    use super::{namespace_and_name, namespaces};
 
     #[test]
     fn a_name_in_a_namespace_has_one_slash_and_two_parts() {
         assert_eq!(namespace_and_name("ns/web"), Some(("ns", "web")));
         for text in ["", "web", "/web", "ns/", "ns/web/status"] {
             assert_eq!(namespace_and_name(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn several_entries_for_a_namespace_allow_what_one_of_them_allows() {
+        for (texts, wanted) in [
+            ("", "{}"),
+            ("a,", r#"{"a": {}}"#),
+            ("a/x+y,b", r#"{"a": {"x", "y"}, "b": {}}"#),
+            ("a/x,a/y", r#"{"a": {"x", "y"}}"#),
+            ("a/x,a", r#"{"a": {}}"#),
+            ("a,a/x", r#"{"a": {}}"#),
+            ("/x,a/x", r#"{"a": {"x"}}"#),
+        ] {
+            let texts: Vec<String> = texts.split(',').map(str::to_owned).collect();
+            assert_eq!(format!("{:?}", namespaces(&texts)), wanted, "{texts:?}");
         }
     }
 }

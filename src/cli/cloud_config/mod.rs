@@ -177,6 +177,9 @@ impl CredentialCommands {
         let names = [guest.token(), wanted_token(guest, &ExistingObjects::default(), &stamp, true)];
         let found = self.api.found(guest, &names).await?;
         let token = wanted_token(guest, &found, &stamp, args.rotate);
+        if let Some(what) = revoke {
+            guest_account::revoke(guest, &found, what, Some(&token))?;
+        }
         let csi = guest_account::csi(guest, &found, args.csi.map(CsiAccess::from));
         if csi == CsiAccess::None && args.csi.is_none() {
             report_progress("the guest has no rights for a CSI driver: --csi narrow grants them")?;

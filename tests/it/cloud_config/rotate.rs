@@ -36,6 +36,11 @@ async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     ensure!(
         who(&first).await?.as_deref() == Some(USER) && who(&second).await?.as_deref() == Some(USER)
     );
+    // A request to revoke a token that does not exist makes none.
+    let said =
+        harvester.refused(&["--cluster", "blue", "--rotate", "--revoke", "blue-tokn"]).await?;
+    ensure!(said.contains("--revoke \"blue-tokn\"") && said.contains(&newest), "{said}");
+    ensure!(harvester.tokens("blue").await?.len() == 2, "the refused request made a token");
     harvester.used(&second, &newest).await?;
     let list = harvester.done(&["--list"]).await?;
     ensure!(list.lines().count() == 3 && !list.contains("never"), "{list}");
