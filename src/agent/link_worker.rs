@@ -1,10 +1,10 @@
 //! Owns the one task that makes and removes links.
 //!
 //! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So the task
-//! removes a link only while no other job waits. There are two exceptions:
+//! puts off removals until it has no job of another kind. There are two exceptions:
 //!
 //! * A new link needs the hardware address of an old link. Then the old link is removed first.
-//! * The links of a crashed agent are removed together, as one group, although other jobs may wait.
+//! * The links that an earlier term left behind are removed without delay, as one group.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -22,8 +22,8 @@ pub(super) enum LinkJob {
     Make { parent: u32, mac: Mac, lease: String },
     /// Removes the link of the lease with this hardware address.
     Remove(Mac),
-    /// Removes the network's links that a crashed agent left behind. Links with these names stay,
-    /// if they are configured correctly.
+    /// Removes the links that an earlier term left behind. A link stays if the set contains its
+    /// name and the link is [ready](super::netlink::KernelLink::ready).
     ClearAllBut(HashSet<String>),
 }
 
@@ -87,9 +87,7 @@ async fn work(
     }
 }
 
-/// Removes links that an earlier agent left behind. Links with a name in `needed` stay, if they are
-/// configured correctly. If the removal fails, the next agent tries again, or the kernel removes
-/// the links together with the network namespace.
+/// Executes [`LinkJob::ClearAllBut`]. A failure is only logged, because the next term tries again.
 async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}

@@ -31,8 +31,8 @@ pub(super) enum LinkState {
 /// State of one lease in the agent.
 #[allow(clippy::struct_excessive_bools, reason = "each can be so or not at any time")]
 pub(super) struct ManagedLease {
-    /// Record of the lease. Its metadata is as last read or written, its spec as first read. It has
-    /// no status.
+    /// Record of the lease, without its status. The status is in `stored`. The metadata is as last
+    /// read or written, the spec as first read.
     pub(super) record: DHCPLease,
     /// Whether the record is being deleted or is gone. Then the address must be released.
     pub(super) leaving: bool,
@@ -71,10 +71,10 @@ pub(super) struct ManagedLease {
     pub(super) counted: Option<LeaseState>,
 }
 
-/// Planned write of a record. The write has not started yet.
+/// Kind and content of a write of a record.
 #[derive(Clone, Debug)]
 pub(super) enum PendingWrite {
-    /// Stores the state of the lease that the client reported.
+    /// Stores the client's state and lease, as the client reported them.
     Record(LeaseRecord),
     /// Reports that the link could not be made. The text is the reason.
     LinkFailed(String),
@@ -128,9 +128,9 @@ impl ManagedLease {
     /// Updates this state from `record`, if the resourceVersion of `record` is newer than that of
     /// the state. The status is updated only if no write of the record is under way.
     ///
-    /// The watch event of one write may arrive after the answer to the next write. Without the
-    /// comparison of versions, this older record would replace the newer metadata, and the next
-    /// write would fail with a conflict.
+    /// The versions are compared because a watch event may arrive late: after the answer to a newer
+    /// write of the record. The late event would bring the old resourceVersion back. With this
+    /// version, the agent's following write would fail with a conflict.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = |of: &DHCPLease| of.resource_version().unwrap_or_default();
         if !is_newer(&version(record), &version(&self.record)) {

@@ -1,5 +1,5 @@
-//! The DHCP agent of one network, which leases the network's addresses. No other part of the
-//! operator has privileges.
+//! DHCP agent of one network: the program that leases the network's addresses. No other part of
+//! the operator has privileges.
 //!
 //! A term begins when the agent acquires the network's Lease. The agent then reads the records,
 //! removes links that no record needs, makes the missing links, and resumes the clients. The term
@@ -9,7 +9,7 @@
 //! Invariants:
 //!
 //! * The agent sends frames only while it is the leader. Exception: while the API server is silent,
-//!   the agent also sends requests to extend held leases.
+//!   the agent also sends requests to confirm or extend held leases.
 //! * Frames leave on the agent's interface only.
 //! * An address is in its record before it may be used. The agent releases the address only after
 //!   the deletion of the record was requested.
@@ -49,7 +49,7 @@ pub struct DhcpAgent {
     pub interface: String,
     /// Name of this agent, as it is written into records.
     pub me: String,
-    /// Options that all clients have. The agent sets the options that differ between clients.
+    /// Options of the clients. The agent overwrites some fields for each client, such as `phase`.
     pub options: ClientOptions,
     /// Reader of DHCPLeases.
     pub records: RecordClient,
@@ -89,8 +89,9 @@ impl DhcpAgent {
     }
 }
 
-/// Guard of the metrics of leases in a term. Its drop sets these metrics to the values of a
-/// standby, also when the network's Lease is lost and the future of the term is dropped.
+/// Guard that sets the metrics of leases to the values of a standby at the end of a term. The term
+/// may end without a return: when the network's Lease is lost, the term's future is dropped, and
+/// this guard with it.
 struct TermMetrics<'a>(&'a DhcpAgent);
 
 impl Drop for TermMetrics<'_> {

@@ -56,9 +56,10 @@ pub(super) struct KernelLinks {
 pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
-    /// Running request for a list of all links, made after the kernel has dropped notifications.
-    /// The request is kept when the future of [`LinkChanges::next`] is dropped. Otherwise, frequent
-    /// other events would restart the request again and again. `None`: no request is running.
+    /// Running request that lists all links, after the kernel has dropped notifications. The
+    /// request is kept here, because any other event of the agent drops the future of
+    /// [`LinkChanges::next`]. A request inside that future might never finish. `None`: no request
+    /// is running.
     listing: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
@@ -110,8 +111,9 @@ impl KernelLinks {
     /// Whether an agent of this network may change or remove the link. One of these must hold:
     ///
     /// * The first word of the link's alias is the mark of this network.
-    /// * The link has no alias, but the name of a lease's link, and the mode `source`, or `private`
-    ///   as in earlier versions. An agent that crashes before it sets the alias leaves such a link.
+    /// * The link has no alias, its name is the [`name`] for its hardware address, and its mode is
+    ///   `source`, or `private` as in earlier versions. An agent that crashes before it sets the
+    ///   alias leaves such a link.
     pub(super) fn is_ours(&self, link: &KernelLink) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
@@ -175,9 +177,9 @@ impl KernelLinks {
         gone_or(self.handle.link().del(link.index).execute().await)
     }
 
-    /// Removes all links of the network, except those that have a name in `needed` and are
-    /// configured correctly. Returns the names of the removed links. The kernel removes the links
-    /// as one group. This takes little longer than the removal of one link.
+    /// Removes the links of the network. A link stays if `needed` contains its name and the link is
+    /// [ready](KernelLink::ready). Returns the names of the removed links. The kernel removes the
+    /// links as one group. This takes little longer than the removal of one link.
     pub(super) async fn remove_all_but(
         &self,
         needed: &HashSet<String>,

@@ -6,9 +6,9 @@
 //! * The socket is open only while a client waits for an answer or the agent sends a frame, and for
 //!   a short time after that.
 //! * The socket sends only on the interface to which it is bound.
-//! * The kernel hands only DHCP messages to or from clients to the socket. While a client waits for
-//!   an answer to an ARP question, and for a short time after that, the kernel also hands over ARP.
-//!   No other frame wakes this process.
+//! * The socket receives only DHCP messages of clients and servers. While a client waits for an
+//!   answer to an ARP question, and for a short time after that, the socket also receives ARP. The
+//!   kernel drops all other frames, so they do not wake this process.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -22,7 +22,7 @@ use tokio::net::UnixDatagram;
 use crate::domain::dhcp::{self, FrameFilter};
 
 /// `ETH_P_ALL` in network byte order. The kernel hands a frame to the sockets of this protocol
-/// first, before a link with the frame's destination address can take the frame.
+/// first, before any macvlan on the interface could take the frame.
 const EVERYTHING: i32 = 0x0300;
 /// Requested size of the receive buffer in octets, so that a burst of answers fits. A size above
 /// the kernel's limit `net.core.rmem_max` is reduced to this limit.

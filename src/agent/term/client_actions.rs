@@ -88,8 +88,8 @@ impl AgentTerm<'_> {
         self.continue_ending(mac);
     }
 
-    /// Sets the lease's timer, its count in the metrics, and the frames that the socket accepts for
-    /// its client.
+    /// Updates all that depends on the state of a lease: its timer, the metric of leases by state,
+    /// and the frames that the socket accepts.
     pub(super) fn reschedule(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let client = lease.client.as_ref();

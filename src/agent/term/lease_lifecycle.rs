@@ -19,8 +19,8 @@ use crate::k8s::informer::key;
 /// The period is at most [`RESUME_LONGEST`].
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
-/// Largest number of clients without an address that may all start at the same time. If there are
-/// more of them, they spread their first messages over time.
+/// Largest number of clients that may all start at once while they have no address. If there are
+/// more such clients, they spread their first messages over time.
 const A_FEW: usize = 10;
 /// Pause after the first failed attempt to make a link. The pause doubles with each further
 /// failure, up to [`LINK_LONGEST_PAUSE`]. A release that waits for the leadership is tried again at
@@ -166,9 +166,10 @@ impl AgentTerm<'_> {
     }
 
     /// Handles the deadline of a lease: queues the failed write again, makes the planned attempt,
-    /// and lets the DHCP client take its steps, each if it is due. While this agent is not the
-    /// leader, it puts off a release that has begun. Otherwise, the client would count frames as
-    /// sent that the agent does not send.
+    /// and lets the DHCP client take its steps. Skips each of these that is not due yet.
+    ///
+    /// A release that has begun is put off while this agent is not the leader. The agent would not
+    /// send the frames of the release, but the client would count them as sent.
     pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
@@ -230,8 +231,10 @@ impl AgentTerm<'_> {
 
     /// Takes the next step to end a lease, if the step is possible now. After the client has
     /// finished and the last write of the record has ended, the link is removed, and then the
-    /// finalizer. If the record is gone, only the link is removed. A pending report that the link
-    /// could not be made is dropped, so that it does not delay the end.
+    /// finalizer. If the record is gone, only the link is removed.
+    ///
+    /// Some pending writes would delay the end, so this function drops them: each write of a record
+    /// that is gone, and [`PendingWrite::LinkFailed`] of a record that is being deleted.
     pub(super) fn continue_ending(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.pending.take_if(|what| {

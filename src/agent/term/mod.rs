@@ -1,9 +1,8 @@
-//! Work of the agent during one term: a single loop waits for all events and handles them one at a
-//! time.
+//! Work of the agent during one term: a single loop handles all events, one at a time.
 //!
-//! Events are frames, records, links, writes and deadlines. Each event goes to the clients that it
-//! concerns, and the outputs of these clients are executed at once ([`AgentTerm::act`]). No handler
-//! blocks.
+//! Examples of events are a received frame, a changed record, a removed link, the end of a write,
+//! and a deadline. Each event goes to the clients that it concerns. The actions that these clients
+//! request are executed at once ([`AgentTerm::act`]). No handler blocks.
 
 mod client_actions;
 mod lease_lifecycle;
@@ -51,15 +50,15 @@ pub(super) struct AgentTerm<'a> {
     complete: bool,
     records: UnboundedReceiver<RecordEvent>,
     socket: PacketSocket,
-    /// Leases whose clients wait for frames, and these frames.
+    /// Frames that the client of each lease needs. A client that needs no frame has no entry.
     listening: BTreeMap<Mac, FrameFilter>,
     /// Time at which the socket is closed, accepts fewer frames, or is opened again after a
     /// failure. `None`: no such change is planned.
     ease: Option<Duration>,
     changes: LinkChanges,
     link_worker: LinkWorker,
-    /// Interface on the network, on which the leases' links are made. `None`: the interface does
-    /// not exist.
+    /// Agent's interface on the network. The leases' links are made on this interface. `None`: the
+    /// interface does not exist.
     parent: Option<KernelLink>,
     /// Leases whose records are to be written, in the order of the writes.
     queue: VecDeque<Mac>,
@@ -296,8 +295,8 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Makes all links again, because the interface that carries them was replaced. `parent`: index
-    /// of the new interface.
+    /// Makes the links that leases need, because the agent's interface is new or was replaced.
+    /// `parent`: index of this interface.
     fn make_all(&mut self, parent: u32) {
         for (mac, lease) in &mut self.leases {
             if matches!(lease.link, LinkState::There | LinkState::Making) {

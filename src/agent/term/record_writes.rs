@@ -5,8 +5,8 @@
 //! pending write:
 //!
 //! * The write is in the queue.
-//! * The write waits for the end of a write of the same record that is under way.
-//! * The write waits for the time `rewrite` of its lease, at which it is queued.
+//! * Another write of the same record is under way. The pending write waits for its end.
+//! * The lease has a time `rewrite`. The pending write is queued at this time.
 
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ pub(super) struct WriteOutcome {
     mac: Mac,
     uid: Option<String>,
     what: PendingWrite,
-    /// New resourceVersion of the record. Empty: there was no finalizer to remove. `Err`: the write
-    /// failed.
+    /// New resourceVersion of the record. An empty string: the record had no finalizer to remove,
+    /// so nothing was written. `Err`: the write failed.
     outcome: Result<String, CallError>,
     status: DHCPLeaseStatus,
     /// Record as read after the write failed with 409 or 404. A 404 means that the record does not
@@ -40,7 +40,7 @@ pub(super) struct WriteOutcome {
     fresh: RereadRecord,
 }
 
-/// Record that was read again after a failed write.
+/// Result of an attempt to read a record again after a failed write.
 enum RereadRecord {
     Found(Box<DHCPLease>),
     Gone,
@@ -160,8 +160,8 @@ impl AgentTerm<'_> {
         self.continue_ending(mac);
     }
 
-    /// Queues the next write of a lease's record, if one became pending while the write that has
-    /// just ended was under way. If the lease is ending, takes the next step to end the lease.
+    /// Queues the pending write of a lease's record, if there is one. Called after a write of the
+    /// record has ended. If the lease is ending, takes the next step to end the lease.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);
