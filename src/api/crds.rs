@@ -8,9 +8,9 @@ use kube::CustomResourceExt;
 
 use super::{DHCPLease, IPPool, LoadBalancer, TokenRotation, v1alpha1};
 
-/// Namespace, name, path and port of the Service of the conversion webhook (in `config/manager`).
-/// An operator with this Service writes the same values into the stored CRD at run time. So
-/// applying the CRD of `crds/` again does not change these values.
+/// Service of the conversion webhook: namespace, name, path and port. `config/manager` contains
+/// this Service. The operator that `config/manager` installs writes the same values into the stored
+/// CRD at run time. So these values stay the same when the CRD of `crds/` is applied again.
 const CONVERTER: (&str, &str, &str, i32) =
     ("harvester-system", "harvester-guest-operator-admission", "/v1/webhook/conversion", 443);
 

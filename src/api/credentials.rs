@@ -60,9 +60,10 @@ pub struct Target {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
     /// All cloud credentials for Harvester that the API key's user may see in the Rancher in
-    /// spec.rancher. If spec.source is set, the operator replaces the API key. It also replaces the
-    /// cloud credentials that this user has made or makes later. For each of these credentials, the
-    /// operator creates a TokenRotation. All other cloud credentials are only watched.
+    /// spec.rancher. Without spec.source, all of them are only watched. With spec.source, the
+    /// operator creates a TokenRotation for each cloud credential that the API key's user has made
+    /// or makes later. These TokenRotations replace the credentials. If the API key expires, it
+    /// gets a TokenRotation too. All other cloud credentials are only watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_cloud_credentials: Option<AllCloudCredentials>,
 }
@@ -90,9 +91,9 @@ pub struct SecretTarget {
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
     /// Name of the kubeconfig's user whose token is replaced. Clusters, contexts and other users
-    /// stay as they are. Unset: the value of the key is only the token, not a kubeconfig. Unset for
-    /// a target that is only watched: the value is a token or a kubeconfig. Every credential of a
-    /// watched kubeconfig is reported.
+    /// stay as they are. Unset: the value is the token itself, not a kubeconfig. A target that is
+    /// only watched needs no user: its value is a token or a kubeconfig, and every credential in it
+    /// is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub kubeconfig_user: Option<String>,
@@ -108,9 +109,9 @@ pub struct SecretTarget {
 pub struct RancherToken {
     /// Lifetime of a token in seconds. The maximum is Rancher's setting auth-token-max-ttl-minutes,
     /// ninety days by default. If Rancher grants less than requested, it does not report this.
-    /// Unset: the longest lifetime that Rancher grants, at most a year. A token of another party
-    /// may have an unknown expiry. Such a token counts as expired after this lifetime, or after
-    /// thirty days if this field is unset.
+    /// Unset: the longest lifetime that Rancher grants, at most a year. The operator may not know
+    /// the expiry of a token that another party made. It then assumes this lifetime for the token,
+    /// or thirty days if this field is unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
@@ -168,8 +169,9 @@ pub struct RancherServer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 9, max = 512))]
     pub url: Option<String>,
-    /// Certificates of the authorities that sign the server's certificate, in PEM. Unset: the
-    /// certificates under `ca.crt` in the API key's Secret. If the Secret has none: the public
+    /// Certificates of the authorities that sign the server's certificate, in PEM. If neither this
+    /// field nor certificateAuthoritySecret is set, the operator trusts the certificates under
+    /// `ca.crt` in the API key's Secret. If that Secret has none, the operator trusts the public
     /// authorities and the chart's `additionalTrustedCAs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]

@@ -103,7 +103,7 @@ pub struct DHCPLeaseSpec {
     #[schemars(length(min = 1, max = 253))]
     pub hostname: String,
     /// IPv4 address that the client requests until an address has been leased. The server may grant
-    /// another address.
+    /// another address. After two refusals, the client requests any address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub requested_address: Option<String>,

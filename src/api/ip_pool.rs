@@ -80,9 +80,9 @@ pub struct IPPoolSpec {
     /// Address ranges of the pool. They must not overlap.
     #[schemars(length(min = 1, max = 256))]
     pub ranges: Vec<Range>,
-    /// Selector of the LoadBalancers that may have an address of the pool. A LoadBalancer that
-    /// names the pool in its spec.ipPool must match too. Unset: only LoadBalancers that name the
-    /// pool may have an address.
+    /// Selector of the LoadBalancers that may have an address of the pool. Unset, or without a
+    /// scope: only LoadBalancers that name the pool in spec.ipPool may have an address. If there is
+    /// a scope, even a LoadBalancer that names the pool must match the scope.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
     /// State of the pool: Active, Draining or Disabled. Only Active is supported by this version.
@@ -167,8 +167,8 @@ pub struct Selector {
     pub priority: Option<i64>,
     /// Network of the pool's addresses, as `namespace/name` of a NetworkAttachmentDefinition. A
     /// LoadBalancer matches if it has the same network, for example by its annotation
-    /// loadbalancer.harvesterhci.io/network. Unset or empty: only LoadBalancers without a network
-    /// match.
+    /// loadbalancer.harvesterhci.io/network. Unset or empty: a LoadBalancer matches only if it has
+    /// no network. In the global pool, this field has no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub network: Option<String>,
@@ -185,9 +185,9 @@ pub struct Selector {
 #[serde(rename_all = "camelCase")]
 pub struct Scope {
     /// Rancher project of the LoadBalancer's namespace, as `cluster/project`. `*` matches any.
-    /// Unset or empty: matches any project, but loosely if the namespace has a project. Pools are
-    /// tried in this order: pools with a match that is not loose, pools with a loose match, the
-    /// global pool.
+    /// Unset or empty: also matches any, but the match is weak if the namespace has a project. A
+    /// pool with only a weak match is tried after all other matching pools, but before the global
+    /// pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub project: Option<String>,
@@ -196,9 +196,9 @@ pub struct Scope {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub namespace: Option<String>,
-    /// Name of the LoadBalancer's guest cluster. `*` matches any. Unset or empty: matches any guest
-    /// cluster, but loosely if the LoadBalancer has one. Pools are tried in this order: pools with
-    /// a match that is not loose, pools with a loose match, the global pool.
+    /// Name of the LoadBalancer's guest cluster. `*` matches any. Unset or empty: also matches any,
+    /// but the match is weak if the LoadBalancer has a guest cluster. A pool with only a weak match
+    /// is tried after all other matching pools, but before the global pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub guest_cluster: Option<String>,
