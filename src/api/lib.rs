@@ -177,10 +177,15 @@ pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
 /// Annotation with the value `true`: the DHCP client asks the server to broadcast its answers. For
 /// a Service, the client is kube-vip. For a LoadBalancer, the client is the host's agent.
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
-/// Annotation that the operator writes on a network that [`ANNOTATION_DHCP`] declares: state of the
-/// network's agent, as JSON. The JSON contains the pod that serves the network, and the time since
-/// which the pod serves it. It contains a reason in two cases: no pod serves the network, or the
-/// pod works with its former options because an annotation of the network is not valid.
+/// Annotation of a NetworkAttachmentDefinition: state of the network's DHCP agent, as JSON. The
+/// operator writes the annotation if [`ANNOTATION_DHCP`] or an option of the operator requests an
+/// agent for the network. Content of the JSON:
+///
+/// * The pod that serves the network, if there is one.
+/// * A reason, if no pod serves the network, or if the pod works with its former options because an
+///   annotation of the network is not valid.
+/// * The time since which the pod serves the network. Without a pod: the time since which the
+///   reason holds.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked,

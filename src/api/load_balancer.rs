@@ -176,7 +176,7 @@ pub enum Ipam {
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
     /// Name of the listener, unique within the LoadBalancer: lower-case letters, digits and dashes.
-    /// Only a single listener may have an empty name.
+    /// The name may be empty if the LoadBalancer has only one listener.
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub name: String,
@@ -331,7 +331,7 @@ pub struct EndpointCounts {
     /// Number of selected VMs that run and are not being deleted.
     pub total: i32,
     /// Number of selected VMs that are ready for connections. Such a VM runs, is neither paused nor
-    /// being deleted, and has an address. The VM and its pod have the condition Ready. If there is
-    /// a health check, the VM counts as healthy.
+    /// being deleted, and has an address. The VM and its pod have the condition Ready. The VM also
+    /// passes the health check, if there is one.
     pub ready: i32,
 }

@@ -1,7 +1,7 @@
 //! `TokenRotation`: a credential that is replaced before it expires, or is only watched.
 //!
-//! A user writes the metadata and the spec, or the operator if the TokenRotation is a child. The
-//! operator writes the status.
+//! A user writes the metadata and the spec. The operator writes the status, and also the metadata
+//! and the spec of a child.
 //!
 //! Invariants:
 //!
@@ -174,8 +174,8 @@ pub struct Schedule {
     /// require.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_window: Option<Window>,
-    /// Whether the rotation is paused. While the rotation is paused, no credential is made,
-    /// published or revoked, but the expiry is still reported.
+    /// Whether the rotation is paused. A paused rotation still reports the expiry. It makes and
+    /// publishes no credential, and revokes credentials only when it is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
 }
@@ -248,16 +248,16 @@ pub enum OnDelete {
     Revoke,
 }
 
-/// State of the rotation: finished steps, and the step under way. Times are RFC 3339. They come
-/// from the clock of the API server or of the Rancher.
+/// State of the rotation: finished steps, and the step under way. Times are RFC 3339, by the clock
+/// of the API server or of the Rancher. If no server gave a time, the operator's own clock counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRotationStatus {
     /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Kind and name of the target: `secret/NAME` or `cloudcredential/NAME`. All cloud credentials
-    /// as the target are shown as `cloudcredential/*`.
+    /// Kind and name of the target: `secret/NAME` or `cloudcredential/NAME`. If the target is all
+    /// cloud credentials: `cloudcredential/*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 270))]
     pub target: Option<String>,
@@ -275,8 +275,8 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub previous: Vec<PreviousCredential>,
-    /// Credentials in a target that is only watched. Credentials that expire and are not replaced
-    /// come first, in the order of their expiry.
+    /// Credentials in the target that this TokenRotation only watches. Credentials that expire and
+    /// that no other TokenRotation replaces come first, in the order of their expiry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub watched: Vec<WatchedCredential>,
@@ -305,10 +305,10 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_rotation: Option<String>,
-    /// Result of the last step. `Published`: a new credential is in the target. `Adopted`: another
-    /// party has put a credential into the target. `Failed` and the name of a step, such as `Failed
-    /// Mint`: the step failed. `Revoked`: a credential was revoked, after an earlier attempt to
-    /// revoke it had failed.
+    /// Result of the last step. `Published`: a new credential is in the target. `Adopted`: the
+    /// operator recorded a credential that it found in the target, usually one of another party.
+    /// `Failed` and the name of a step, such as `Failed Mint`: the step failed. `Revoked`: a
+    /// credential was revoked, after an earlier attempt to revoke it had failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub last_result: Option<String>,
@@ -366,8 +366,8 @@ pub struct CurrentCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Whether Rancher itself keeps the credential alive. Such a credential has no expiry. It is
-    /// replaced only on request, or after it gets an expiry.
+    /// Whether Rancher itself keeps the credential alive. Such a credential has no expiry, so the
+    /// schedule does not replace it. It is still replaced for other reasons, such as a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kept_by_rancher: bool,
 }
@@ -432,13 +432,14 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub hash: Option<String>,
-    /// Time before which the operator does not revoke the old credential. Unset: the workloads must
-    /// first be restarted with the new credential.
+    /// Earliest time of the revocation. Unset: the workloads must first be restarted with the new
+    /// credential. A deletion of the TokenRotation may revoke the credential earlier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,
-    /// resourceVersion of the target before an attempt to publish this credential. Set while the
-    /// attempt may still succeed. While this field is set, the credential is not revoked.
+    /// resourceVersion of the target before an attempt to publish this credential. Empty: the
+    /// target did not exist. Set while the attempt may still succeed. The credential is then
+    /// revoked only if the TokenRotation is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
