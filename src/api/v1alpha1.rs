@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Condition, Ipam};
 
-/// Request for one address that leads to VMs.
+/// Request for one address that leads to VMs or into a guest cluster.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "loadbalancer.harvesterhci.io",
@@ -69,7 +69,7 @@ pub struct LoadBalancerSpec {
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
     /// Name of the listener, unique within the LoadBalancer: lower-case letters, digits and dashes.
-    /// Only a single listener may have an empty name.
+    /// The name may be empty only if the LoadBalancer has no other listener.
     #[schemars(length(max = 63))]
     pub name: String,
     /// Port on the address, 1 to 65535.

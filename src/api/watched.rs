@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Credential in a target that the operator only watches.
+/// Credential that the TokenRotation watches, but does not replace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchedCredential {
@@ -11,8 +11,7 @@ pub struct WatchedCredential {
     /// a watched value that is only a token.
     #[schemars(length(max = 253))]
     pub user: String,
-    /// Name that the credential itself contains, such as the subject of a certificate. Empty if the
-    /// credential contains no name.
+    /// Name of the credential, such as the common name of a certificate. Empty if no name is known.
     #[schemars(length(max = 253))]
     pub name: String,
     /// Name of the cloud credential's Secret in Rancher, such as `cc-abcde`.
@@ -41,14 +40,16 @@ pub struct WatchedCredential {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ApiKey {
-    /// Name of the API key's token in Rancher.
+    /// Name of the API key. For a Rancher's token: the token's description if it has the form of a
+    /// name, otherwise the token's name. For a ServiceAccount's token: name of the Secret that the
+    /// token is bound to or stored in, or of the ServiceAccount.
     #[schemars(length(max = 253))]
     pub name: String,
     /// Time when the API key became valid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub issued_at: Option<String>,
-    /// Time when the API key expires. Unset: never.
+    /// Time when the API key expires. Unset: the API key never expires, or its expiry is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,

@@ -30,9 +30,9 @@ use crate::metrics::Metrics;
 
 /// Name of admission's Service, as in `config/manager`.
 const SERVICE: &str = "harvester-guest-operator-admission";
-/// Limit of the time by which a replica replaces admission's certificates early. Each replica takes
-/// a random part of this time, so that the replicas do not all write the Secret with the
-/// certificates at once.
+/// Maximum head start: time by which a replica replaces admission's certificates before they are
+/// due. Each replica has a random head start, so that the replicas do not all write the Secret with
+/// the certificates at once.
 const SPREAD: Duration = Duration::from_hours(6);
 /// Time from the start of the shutdown until the listener ends. In this time, Kubernetes removes
 /// the routes to this replica.
@@ -215,8 +215,9 @@ fn endpoint(
     Ok((endpoint, names))
 }
 
-/// Empties the operator's webhook configurations. Otherwise, the API server would call a listener
-/// that does not run, and would refuse most writes of LoadBalancers and IPPools by other clients.
+/// Empties the operator's webhook configurations, because no listener runs. With their webhooks,
+/// the API server would refuse most writes of LoadBalancers and IPPools by clients other than the
+/// operator. A failure is only logged.
 async fn unregister(webhook_objects: &WebhookObjects) {
     for part in [WebhookObject::Mutating, WebhookObject::Validating] {
         let removed = match webhook_objects.read(part).await {

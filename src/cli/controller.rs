@@ -112,8 +112,8 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     result
 }
 
-/// Runs the controllers while this process holds the Lease, one term after the other. Returns only
-/// with an error, when the leadership is not updated any more.
+/// Runs the controllers during each term of this process. Never returns `Ok`. `Err`: changes of the
+/// leadership can no longer be received.
 async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
     let mut leading = leadership.subscribe();
     loop {

@@ -4,8 +4,9 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Limit of one byte. With a limit of 0 the kernel would still pipe a dump to the program that
-/// `kernel.core_pattern` names. Only a limit of 1 prevents this dump.
+/// Maximum size of a core dump: one byte. With this limit, the kernel writes no dump to a file, and
+/// pipes none to the program that `kernel.core_pattern` names. With a limit of 0, the kernel would
+/// still pipe a dump to this program.
 const LIMIT: Rlimit = Rlimit { current: Some(1), maximum: Some(1) };
 
 /// Sets the limit of this process's core dumps to [`LIMIT`], permanently. `Err`: the reason why the

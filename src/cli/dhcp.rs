@@ -87,14 +87,14 @@ impl DhcpArgs {
         }))
     }
 
-    /// Networks on which the host cluster leases addresses from DHCP servers.
+    /// Values of the options in [`NetworkArgs`]. Empty names in lists are left out.
     pub(super) fn networks(&self) -> DhcpNetworks {
         self.networks.networks()
     }
 }
 
 impl NetworkArgs {
-    /// Networks on which the host cluster leases addresses from DHCP servers.
+    /// Values of these options. Empty names in lists are left out.
     pub(super) fn networks(&self) -> DhcpNetworks {
         let is_given = |name: &&String| !name.is_empty();
         let listed = self.networks.iter().filter(|(name, _)| is_given(&name)).cloned();
@@ -113,7 +113,8 @@ fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
     Ok((network(name)?, form.parse()?))
 }
 
-/// Parses a network's name. Accepts empty text, because two consecutive commas give an empty name.
+/// Parses a network's name. Accepts empty text: two consecutive commas in `--dhcp-networks` give an
+/// empty name, and `--dhcp-default-network` is empty by default.
 fn network(text: &str) -> Result<String, String> {
     let named = super::namespace_and_name(text).is_some();
     if named || text.is_empty() {

@@ -51,14 +51,14 @@ pub struct LeaseAgent {
     #[arg(long, env = "HGO_ARP_PROBE", value_enum, default_value_t = ArpProbe::Quick)]
     arp_probe: ArpProbe,
     /// Subnets whose addresses may be leased, such as 10.0.0.0/24, separated by commas. Offers of
-    /// other addresses are refused. Without subnets, every address may be leased except the
-    /// addresses of the cluster.
+    /// other addresses are refused. Without subnets, addresses of any subnet may be leased. The
+    /// operator does not publish an address of the cluster itself, even if it is leased.
     #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
     subnets: Vec<Ipv4Net>,
     /// Treatment of an address whose lease expires without an answer of a DHCP server. withdraw:
-    /// the LoadBalancer loses the address. keep: the address stays published until a server refuses
-    /// it or grants another one, until the server that granted the lease offers another one, or
-    /// until a second host answers ARP for it.
+    /// the LoadBalancer loses the address. keep: the address stays published. A kept address is
+    /// lost when a server refuses it or grants another address. It is also lost when the server of
+    /// the expired lease offers another address, or when a second host answers ARP for it.
     #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = LeaseLossOption::Withdraw)]
     on_lease_loss: LeaseLossOption,
     /// Asks DHCP servers to broadcast every answer. Needed if a device on the way to the server
@@ -170,9 +170,8 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// Leases addresses while this agent leads, one term after the other. Returns only with an
-/// error, when the leadership is not updated any more. `spoke`: set to true when the first term
-/// begins.
+/// Leases addresses during each term of this agent. Never returns `Ok`. `Err`: changes of the
+/// leadership can no longer be received. `spoke`: set to true when the first term begins.
 async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {

@@ -1,5 +1,5 @@
-//! File that `--out` names. A new file gets this name only when it is complete, and only its owner
-//! can read it.
+//! Output file of `--out`. The text is first written to a temporary file in the same folder. This
+//! file is renamed when the text is complete. Only the file's owner can read it.
 
 use std::fs;
 use std::io::Write as _;

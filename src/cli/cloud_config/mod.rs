@@ -5,7 +5,9 @@
 //!
 //! * On this machine, a token is written only to standard output, or to a file that only the file's
 //!   owner may read.
-//! * The whole request is checked before anything is written.
+//! * All options are checked before anything is written, and the objects of a guest before these
+//!   objects are changed. Exception: with `--rotate`, the Secret that `--revoke` names is looked up
+//!   after the new token is printed.
 //! * Every round of changes begins with a read of the current objects. So an interrupted command
 //!   continues where it stopped when it is run again.
 //!
@@ -48,8 +50,8 @@ const FILL_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest time that the server may take to accept the token of the cloud config.
 const CHECKED: Duration = Duration::from_secs(15);
 
-/// Options of `cloud-config`. The fields are the options as users write them: `request` checks
-/// which options go together.
+/// Options of `cloud-config`, as users write them. The module `request` checks which options go
+/// together.
 #[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct CloudConfigArgs {
@@ -93,7 +95,8 @@ pub(super) struct CloudConfigArgs {
     /// --rotate, the new token is printed first.
     #[arg(long, value_name = "WHAT")]
     revoke: Option<String>,
-    /// Days without use after which a guest without VMs counts as gone.
+    /// Number of days. A guest without VMs counts as gone if its credential was neither made nor
+    /// used for this long, and no TokenRotation makes its tokens.
     #[arg(long, default_value_t = 7)]
     unused_days: u16,
     /// Lists credentials with age and last use, and whether their guest exists.
@@ -141,7 +144,8 @@ impl CredentialCommands {
         print(&table(&credentials, Utc::now().timestamp(), self.args.unused_days.into()))
     }
 
-    /// All credentials of the guests that the options name.
+    /// Credentials in the namespace of `--namespace`, or in all namespaces. With `--cluster`, only
+    /// those of this guest cluster.
     async fn credentials(&self) -> anyhow::Result<Vec<GuestCredential>> {
         let namespace = self.args.namespace.as_deref();
         let mut survey = self.api.survey(namespace).await?;

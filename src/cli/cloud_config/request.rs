@@ -95,8 +95,9 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<RequestedWork> {
     })
 }
 
-/// Parses the guest. `None`: the options name no guest, or are faulty. `many`: whether the request
-/// may be for several guests. `faults`: list to which faults of the options are added.
+/// Parses the options that name the guest. Returns `None` if they name no guest, or are faulty.
+/// `many`: whether the request may be for several guests. `faults`: list to which each fault of
+/// these options is added.
 fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option<GuestCluster> {
     let both = "--all-namespaces: --namespace is given as well: leave out one of the two";
     match (&args.namespace, args.all_namespaces) {
