@@ -12,8 +12,8 @@ pub(super) struct LogOptions {
     #[arg(long, env = "HGO_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
     log_format: LogFormat,
     /// Log filter: error, warn, info, debug or trace, or directives such as
-    /// `info,harvester_guest_operator=debug`. The library kube_runtime logs only warnings, unless a
-    /// directive names it.
+    /// `info,harvester_guest_operator=debug`. The library kube_runtime logs only warnings and
+    /// errors, unless a directive names it.
     #[arg(long, env = "HGO_LOG", default_value = "info", global = true)]
     log: String,
 }

@@ -1,9 +1,10 @@
 //! The `rancher-secret` command: tests an API key of a Rancher, and prints the Secret that holds
-//! the key. With `--cloud-credential` it also prints the TokenRotation by which the operator puts a
-//! ServiceAccount's token into the cloud credential. It then prints more in two cases:
+//! the key. With `--cloud-credential`, the command also prints:
 //!
-//! * `--service-account` is not given: a new ServiceAccount and its rights.
-//! * The API key expires, and may list tokens: a TokenRotation that renews the API key.
+//! * the TokenRotation by which the operator puts a ServiceAccount's token into the cloud
+//!   credential
+//! * a new ServiceAccount and its rights, unless `--service-account` names an existing account
+//! * a TokenRotation that renews the API key, if the key expires and may list tokens
 //!
 //! Invariants:
 //!
@@ -164,8 +165,8 @@ fn key() -> anyhow::Result<SecretText> {
     Ok(key)
 }
 
-/// Tests the API key. Returns a report: the key's user, the key's expiry, and the cloud credentials
-/// that the key can read. `Err`: the test has failed.
+/// Returns a report about the API key, which has already worked: the key's user, the key's expiry,
+/// and the cloud credentials that the key can read. `Err`: a read for the report has failed.
 async fn tried(
     issuer: &RancherIssuer,
     known: &IssuedTokens,

@@ -207,8 +207,8 @@ impl DeploymentReconciler<'_> {
     }
 
     /// Logs each fault of a network once, and records an Event for it. Log and Event say what the
-    /// fault causes: no agent is made, or the agent retains its current options. `reported`: the
-    /// faults that were reported before, by network.
+    /// fault causes: no agent is made, or the agent retains its current options. `reported`: map
+    /// from a network to its fault at the last call. This call updates the map.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         // A map, because the search through a list would take long: a tenant can write thousands of
         // networks with a fault.

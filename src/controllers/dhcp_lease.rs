@@ -233,9 +233,9 @@ pub(super) async fn agents(ctx: Context) {
     }
 }
 
-/// Counts the DHCPLeases by state, for the metrics. Returns the networks of the DHCPLeases, and the
-/// declared networks on which a LoadBalancer waits for an address. The value of a network is the
-/// number of its leases that have less than an eighth of their time left.
+/// Counts the DHCPLeases by state, for the metrics. Returns a map from a network to the number of
+/// its leases that have less than an eighth of their time left. The map contains the networks of
+/// all DHCPLeases, and the declared networks on which a LoadBalancer waits for an address.
 fn count(ctx: &Context) -> BTreeMap<String, i64> {
     let mut networks: BTreeMap<String, i64> = BTreeMap::new();
     let mut states: BTreeMap<String, i64> = BTreeMap::new();

@@ -3,15 +3,15 @@
 //! * VMs with finalizers of the Go controller are counted.
 //! * The CRDs that both Harvester's chart and the operator's chart contain are checked. A form that
 //!   has replaced the operator's form is reported. With the option `--repair-crds`, the operator's
-//!   form is put back. A status subresource that a replica of the operator removed is always put
-//!   back.
+//!   form is put back.
+//! * The status subresource of IPPool's CRD is put back, with or without this option, if a replica
+//!   of the operator has removed it. A replica removes it while another controller leads.
 //!
 //! Invariants:
 //!
 //! * The operator's form of a CRD is put back only if a take-over installed it before.
-//! * In one term, a CRD is written at most once in the time [`AGAIN`], however often the chart puts
-//!   its own form back.
-//! * The status subresource is put back only where a replica of the operator removed it.
+//! * In one term, a CRD is written at most once in the time [`AGAIN`], however often its form is
+//!   replaced.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,11 +43,12 @@ const AGAIN: Duration = Duration::from_mins(10);
 /// Interval between two counts of the VMs with finalizers of the Go controller. Field 0: while a VM
 /// has such a finalizer, and after a failed count. Field 1: while no VM has such a finalizer.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
-/// Time from the start of a term to the first count. The count reads every VM, so it begins after
-/// LoadBalancers that wait for an address have had time to get one.
+/// Time from the start of a term to the first count. The count reads every VM. The delay gives
+/// LoadBalancers that wait for an address the time to get one first.
 const FIRST_COUNT: Duration = Duration::from_secs(5);
 
-/// Version and form of a CRD as last read, and the time of the operator's last write of that CRD.
+/// Last known state of a CRD. `version`: its resourceVersion when it was last read. `written`: time
+/// of the last write in this term, even if the write failed. A conflict does not count as a write.
 #[derive(Default)]
 struct KnownCrd {
     version: String,
@@ -66,14 +67,16 @@ impl Drop for CrdGauges {
     }
 }
 
-/// Watches the CRDs and counts the VMs with finalizers of the Go controller, until dropped.
+/// Watches the CRDs and counts the VMs with finalizers of the Go controller, until the future is
+/// dropped.
 pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
     let _gauges = CrdGauges(ctx.metrics.clone());
     tokio::join!(count(&ctx), watch(&ctx, pools));
 }
 
-/// Counts the VMs with a finalizer of the Go controller at the intervals [`COUNT`], and sets the
-/// gauge. The deletion of such a VM is not completed unless the Go controller runs.
+/// Counts the VirtualMachines and VirtualMachineInstances that have a finalizer of the Go
+/// controller, and sets the gauge. Repeats this at the intervals [`COUNT`]. The deletion of such an
+/// object is not completed unless the Go controller runs.
 async fn count(ctx: &Context) {
     tokio::time::sleep(FIRST_COUNT).await;
     loop {

@@ -34,7 +34,8 @@ pub(super) struct ServingPreview {
     pub(super) report: Option<ServingStatus>,
     /// Writes of Service and EndpointSlices.
     pub(super) changes: Vec<PlannedWrite>,
-    /// Whether results of a health check could change the plan. `preview` runs no health checks.
+    /// Whether the plan counts a VM as unhealthy only because no stored EndpointSlice records the
+    /// VM as healthy. `preview` runs no health checks. A health check could find the VM healthy.
     pub(super) unchecked: bool,
 }
 
@@ -129,8 +130,8 @@ impl PreviewTarget<'_> {
         all.filter(|slice| slice.owner == self.lb.uid).collect()
     }
 
-    /// Returns three facts: the state of the Service, the planned writes, and whether results of a
-    /// health check could change these writes. `preview` runs no health checks.
+    /// Plans the Service and the EndpointSlices. Returns three values: the report for the
+    /// LoadBalancer's status, the planned writes, and the value of [`ServingPreview::unchecked`].
     fn announce(
         &self,
         lb: &LoadBalancer,

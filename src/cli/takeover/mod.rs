@@ -52,7 +52,8 @@ pub(super) struct TakeoverArgs {
         default_value = "fleet-local/harvester"
     )]
     managed_chart: NamespaceAndName,
-    /// Number of VMs per second, 1 to 1000, from which finalizers are removed.
+    /// Maximum rate of the removal of finalizers, 1 to 1000: number of VirtualMachines and
+    /// VirtualMachineInstances per second.
     #[arg(
         long,
         value_name = "VMS",

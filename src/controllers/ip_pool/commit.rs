@@ -28,19 +28,20 @@ use crate::k8s::write::differs;
 /// * Delay before the pool is written again, after [`PATIENCE`] failures. This delay begins at ten
 ///   times the base. Each further failure doubles it, up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
-/// Longest delay before a pool whose writes have failed [`PATIENCE`] times or more is written
-/// again.
+/// Longest delay before the next write of a pool, after [`PATIENCE`] failed writes or more.
 const LAST_RETRY: Duration = Duration::from_secs(5);
 /// Longest delay before a batch of requests is decided again after a failed write of a pool. Also
 /// the delay before a pool is written again after [`CONTENDED`] conflicts or more.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Limit of the failed writes of one pool in a row. A batch of requests does not wait for a pool
-/// that has reached this limit. Conflicts have a higher limit ([`CONTENDED`]), because a conflict
-/// shows that the API server accepts writes. A write without an answer reaches the limit at once,
-/// because the whole batch has already waited for the deadline of the write.
+/// Limit of the failed writes of one pool since its last accepted write. A batch of requests does
+/// not wait for a pool that has reached this limit. A write without an answer reaches the limit at
+/// once, because the whole batch has already waited for the deadline of the write.
+///
+/// Conflicts are counted separately. Their limit ([`CONTENDED`]) is higher, because a conflict
+/// shows that the API server accepts writes.
 const PATIENCE: u32 = 3;
-/// Limit for the write conflicts of one pool in a row. At this number, an Event reports them. From
-/// this number on, a batch of requests no longer waits for the pool.
+/// Limit of the write conflicts of one pool since its last accepted write. A batch of requests does
+/// not wait for a pool that has reached this limit. An Event reports that a pool has reached it.
 const CONTENDED: u32 = 5;
 
 /// Trouble with the writes of one pool: the number of conflicts, and of other failures, since the
@@ -125,10 +126,15 @@ impl LedgerTask {
     }
 
     /// Brings the stored pool to the state in the allocator. Does these writes in this order, each
-    /// only if needed: adds the finalizer, writes the status, and removes the finalizer or the
-    /// release annotation. Each write requires the resourceVersion that the previous write
-    /// returned. Returns the pool's metadata, and the status that was written. `None` as the
-    /// status: the stored status stays.
+    /// only if needed:
+    ///
+    /// * Adds the finalizer, unless the pool is being deleted.
+    /// * Writes the status.
+    /// * Removes the finalizer, if the pool is being deleted and has no claims. Otherwise removes
+    ///   the annotation that requests a manual release, unless the release was refused.
+    ///
+    /// Each write requires the resourceVersion that the previous write returned. Returns the pool's
+    /// metadata, and the status that was written. `None` as the status: the stored status stays.
     async fn write_pool(
         &self,
         name: &str,
@@ -221,12 +227,13 @@ impl LedgerTask {
         false
     }
 
-    /// Makes the ledger task read the pool `name` again after `delay`. Of several planned rereads
-    /// of a pool, only the latest stays:
+    /// Makes the ledger task read the pool `name` again after `delay`. If a reread of the pool is
+    /// planned already, only the later of the two stays, for two reasons:
     ///
-    /// * An earlier one may come before the next write of the pool is due, and then does not cause
-    ///   this write.
-    /// * Each failed reread plans another one. So two planned rereads would never become one again.
+    /// * The earlier reread may come before the next write of the pool is due. It then does not
+    ///   cause this write.
+    /// * Each failed reread plans another one. So two planned rereads would both be repeated until
+    ///   a read succeeds.
     pub(super) fn reread_later(&mut self, name: &str, delay: Duration) {
         let at = Instant::now() + delay;
         if self.rereads.get(name).is_some_and(|(planned, _)| *planned >= at) {

@@ -151,14 +151,14 @@ impl LedgerTask {
         }
     }
 
-    /// Reads these LoadBalancers from the API server, and updates their entries in `index`, because
-    /// an entry from the view may be older than the ledger:
+    /// Reads LoadBalancers from the API server, and updates their entries in `index`. An entry from
+    /// the view may be older than the stored ledger in `seen`. A LoadBalancer is read in two cases:
     ///
-    /// * LoadBalancers that publish an address of the pool, if the stored ledger in `seen` or the
-    ///   ledger in memory records another owner of the address. Exception: both ledgers record the
-    ///   same owner.
-    /// * LoadBalancers with the name of an owner in the stored ledger, if the UID that this ledger
-    ///   records for the owner is not in `index`.
+    /// * It publishes an address of the pool, the stored ledger and the ledger in memory do not
+    ///   agree on the owner of the address, and at least one of them records another owner than
+    ///   this LoadBalancer.
+    /// * It has the name of an owner in the stored ledger, and the UID that this ledger records for
+    ///   the owner is not in `index`.
     async fn reread_owners(
         &self,
         seen: &PoolSeen,

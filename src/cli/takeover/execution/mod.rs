@@ -30,7 +30,7 @@ const PROGRESS: Duration = Duration::from_secs(2);
 pub(super) struct PlanExecution<'a> {
     takeover: &'a TakeoverClient,
     direction: Direction,
-    /// Number of VMs per second from which finalizers are removed.
+    /// Maximum rate of the removal of finalizers: number of objects per second.
     per_second: u16,
     /// Standard output, for lines of progress.
     output: &'a mut dyn Write,
