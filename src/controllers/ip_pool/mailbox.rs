@@ -16,8 +16,9 @@ pub enum LedgerError {
     /// request.
     #[error("the ledger of IPPool {0} could not be written")]
     NotWritten(String),
-    /// The LoadBalancer must be read from the API server first: a view, which may be old, must not
-    /// decide about its claims and reservations.
+    /// The facts in the request are from a view, which may be old. Old facts must not decide about
+    /// claims and reservations that exist. The caller must read the LoadBalancer from the API
+    /// server, and repeat the request.
     #[error("the LoadBalancer must be read again")]
     Stale,
     /// End of this replica's term of leadership: the ledger task is gone.
@@ -27,9 +28,9 @@ pub enum LedgerError {
 
 type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 
-/// Message to the ledger task. The mailbox has no limit, and needs none: each LoadBalancer waits
-/// for the answer to at most one request, and each other message reports one change of an object,
-/// or one orphan.
+/// Message to the ledger task. The number of messages in the mailbox has no limit. A LoadBalancer's
+/// reconcile waits for the answer to its request. A message without an answer reports one event,
+/// such as a changed pool, a deleted LoadBalancer or a confirmed orphan.
 pub(super) enum LedgerMessage {
     Claim(Box<LbFacts>, Reply<ClaimResult>),
     Release(Owner, Option<Reply<()>>),
@@ -39,8 +40,12 @@ pub(super) enum LedgerMessage {
     Orphaned(Box<OrphanClaim>),
 }
 
-/// Claim that is an orphan according to the API server: the owner does not exist any more, or takes
-/// no address from pools any more. A third case is described at `namesake`.
+/// Claim that is to be freed, because reads from the API server have confirmed one of these cases:
+///
+/// * The owner does not exist any more.
+/// * The ledger records no UID of the owner, and the LoadBalancer with the owner's name takes no
+///   address from pools any more.
+/// * The case that is described at `namesake`.
 #[derive(Clone, Debug)]
 pub(super) struct OrphanClaim {
     pub(super) claim: Claim,
@@ -55,8 +60,9 @@ pub(super) struct OrphanClaim {
 #[derive(Default)]
 pub(super) struct RequestBatch {
     pub(super) claims: Vec<(LbFacts, Reply<ClaimResult>)>,
-    /// Releases: the owner, the channel for the answer, and the pools in which claims were
-    /// released.
+    /// Requests for a release. Field 0: the owner. Field 1: the channel for the answer. `None`: the
+    /// sender does not wait for an answer. Field 2: the pools in which the ledger task has released
+    /// a claim of the owner. This set is empty until the batch is decided.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
     /// Whether the allocator must read the networks and the reserved addresses again. `true` in
@@ -78,9 +84,8 @@ impl RequestBatch {
         self.claims.len() + self.releases.len() + self.pools.len()
     }
 
-    /// Whether a LoadBalancer that was no waiter before may get an address, because the batch
-    /// contains more than releases and orphans. `false`: the batch only frees addresses, and they
-    /// go to waiters.
+    /// Whether the batch can give an address to a LoadBalancer that was no waiter before. `false`:
+    /// the batch contains only releases and orphans. The addresses that they free go to waiters.
     pub(super) fn may_give_an_address(&self) -> bool {
         !self.claims.is_empty() || !self.pools.is_empty() || self.networks || self.conditions
     }
@@ -107,8 +112,9 @@ impl LedgerHandle {
         (Self { mailbox, confirmed: Arc::default(), strays: Arc::default() }, receiver)
     }
 
-    /// Answers to earlier requests whose claims are confirmed. A request with such an answer is not
-    /// sent to the ledger task.
+    /// Recorded answers with confirmed claims. If a request has the same facts as an earlier one
+    /// with a recorded answer, [`Self::claim`] returns this answer, and sends no message to the
+    /// ledger task.
     pub(super) fn confirmed(&self) -> MutexGuard<'_, ConfirmedClaims> {
         lock(&self.confirmed)
     }

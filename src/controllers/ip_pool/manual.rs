@@ -42,8 +42,9 @@ impl LedgerTask {
         self.allocator.touch(pool);
     }
 
-    /// Removes from each pool the refusal of a manual release that has the reason [`STILL_IN_USE`],
-    /// if the LoadBalancer that the pool's annotation names has no claim of the address any more.
+    /// Removes each refusal that has the reason [`STILL_IN_USE`] and no longer applies: the
+    /// LoadBalancer in the pool's annotation has no claim any more of the address in this
+    /// annotation. The next commit then also removes the annotation.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());

@@ -2,10 +2,13 @@
 //! of pools.
 //!
 //! The LoadBalancer controller sends requests through [`LedgerHandle`]. The task has all ledgers in
-//! memory ([`PoolAllocator`]), and decides the requests in batches. One write of a stored ledger
-//! contains all its changes of a batch. A request that changes a ledger is answered when the API
-//! server has accepted the write. After a failed write of a pool, the batch is decided and written
-//! again, or the requests for this pool are refused.
+//! memory ([`PoolAllocator`]), and decides the requests in batches. After each batch, every stored
+//! ledger that the batch changes is written once. A request that changes a ledger is answered when
+//! the API server has accepted the write.
+//!
+//! If the write of a pool fails, the batch is decided and written again. After repeated failures,
+//! or a write without an answer, the batch no longer waits for the pool. The requests for this pool
+//! are then refused.
 //!
 //! Only this task writes stored ledgers, with two exceptions:
 //!
@@ -68,8 +71,9 @@ pub struct LedgerTask {
     kept: BTreeMap<String, Vec<(Claim, Owner)>>,
     /// Freed orphans that are not reported yet, because the write of their pool has failed.
     unreported: BTreeMap<Claim, Owner>,
-    /// Names of the LoadBalancers whose requests were refused because a pool was not written, by
-    /// pool. They are reconciled again as soon as the pool is written.
+    /// Map from a pool to the names of the LoadBalancers whose requests were refused because the
+    /// pool was not written. These LoadBalancers are reconciled again as soon as the pool is
+    /// written.
     refused: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -284,8 +288,8 @@ impl LedgerTask {
         }
     }
 
-    /// Makes the error for a request of the LoadBalancer `owner`, because the pool was not written.
-    /// Notes the LoadBalancer in `refused`.
+    /// Makes the error for a request that is refused because the pool was not written. Notes
+    /// `owner`, the LoadBalancer that made the request, in `refused`.
     fn refuse(&mut self, pool: &str, owner: Owner) -> LedgerError {
         self.refused.entry(pool.to_owned()).or_default().insert(owner.name);
         LedgerError::NotWritten(pool.to_owned())

@@ -17,8 +17,8 @@ use crate::k8s::trimmed::TrimmedLb;
 
 /// Longest time for the attempts to record the published addresses. The first attempts may fail,
 /// because an API server that has just started refuses calls until it has read the roles. The time
-/// must be shorter than a minute. After a minute without a read of the Lease, `/healthz` fails, and
-/// the published addresses are lost when the process is restarted.
+/// must be shorter than a minute. After a minute without an attempt to read the Lease, `/healthz`
+/// fails, and the published addresses are lost when the process is restarted.
 const PATIENCE: Duration = Duration::from_secs(50);
 /// Pause between two attempts to record the published addresses.
 const AGAIN: Duration = Duration::from_millis(250);

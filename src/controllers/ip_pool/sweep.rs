@@ -3,20 +3,21 @@
 //! A claim is suspect if one of these holds:
 //!
 //! * The view does not contain the owner of the claim.
-//! * The owner has no UID, and the LoadBalancer with the owner's name has a claim of another
-//!   address in the pool.
+//! * The ledger has only the name of the owner, without a UID. The LoadBalancer with this name has
+//!   a claim of another address in the pool.
 //!
 //! A suspect claim is freed if reads from the API server confirm the suspicion. Exceptions: a claim
 //! whose LoadBalancer is gone stays as long as the LoadBalancer's Service exists, and pools that
 //! keep claims without a LoadBalancer are skipped. The ledger may change during the reads, so a
 //! claim is freed only if it still belongs to the owner that was looked up.
 //!
-//! Two kinds of LoadBalancers are reconciled, which releases their superfluous claims:
+//! Each sweep also enqueues these LoadBalancers, so that their reconciles release the superfluous
+//! claims:
 //!
 //! * LoadBalancers with several claims. A change to another pool may have been interrupted.
 //! * LoadBalancers with `ipam: dhcp` for which the allocator has a claim, a reservation, an
-//!   expected address or a waiting request. Their status need not show this, because `spec.ipam`
-//!   may have changed before the status was written.
+//!   expected address or a waiting request. Their status may not show a claim, because `spec.ipam`
+//!   may have changed before the claimed address was written to the status.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -82,9 +83,9 @@ impl LedgerTask {
     }
 
     /// Reports freed claims in the metrics, in the log, and in Events of their pools. `failed`:
-    /// pools that could not be written. Claims of these pools are reported after a later write of
-    /// the pool. A claim is not reported if the LoadBalancer has it again by then, or if the term
-    /// ends before that write.
+    /// pools that could not be written. A claim of such a pool is reported after a later write of
+    /// this pool. There is no report if a LoadBalancer with the former owner's name has the claim
+    /// again by then, or if the term ends before that write.
     pub(super) fn report_freed<'a>(
         &mut self,
         freed: impl Iterator<Item = &'a OrphanClaim>,

@@ -1,8 +1,8 @@
 //! Allocation of a LoadBalancer's address: by the ledger, by the host's DHCP client or by the
 //! announcer.
 //!
-//! Invariant: a decision to withdraw or move an address uses the object that the API server has
-//! now. A view is not enough.
+//! Invariant: a decision to release a claim uses the LoadBalancer as the API server has it now. The
+//! view may be old, so it is not enough. The invariants of leased addresses are in [`leasing`].
 
 use super::{Allocation, LbContext, ObservedLb, ReconcileError, leasing, serve};
 use crate::controllers::ip_pool::LedgerError;
@@ -53,8 +53,8 @@ pub(super) async fn allocate(
     Ok(Allocation::Done(AddressOutcome::Pool(result)))
 }
 
-/// Releases the claim or the waiting request that a LoadBalancer with `ipam: dhcp` has from the
-/// time when `spec.ipam` was `pool`. Harvester's CRD does not refuse this change. Deletes the
+/// Releases the claim or the waiting request of a LoadBalancer with `ipam: dhcp`. Its `spec.ipam`
+/// was `pool` before, and Harvester's CRD does not refuse a change of this field. Deletes the
 /// Service first, because the Service asks for the claimed address. Returns `false`, and releases
 /// nothing, if a finalizer delays the deletion of the Service. Fails with
 /// [`ReconcileError::Outdated`] if the object is from a view.

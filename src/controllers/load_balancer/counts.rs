@@ -1,21 +1,23 @@
 //! Delayed writes of the counts of VMs, which are `status.endpoints` and `status.backendServers`.
 //!
-//! EndpointSlices are written at once, because traffic follows them. The counts are for people,
-//! with the exception below, so their write waits for [`DELAY`]. One write then covers several
-//! changes, for example when a node with many VMs fails. A VM that is ready again within the delay
-//! needs no write of the counts. Without the delay, such a VM cost 1.4 times the CPU time, and the
-//! slowest changes of EndpointSlices (p99) took twice as long, because a reconcile waited for the
-//! write of the counts (`make bench`, part `endpoints`).
+//! EndpointSlices are written at once, because traffic follows them. The counts are mainly for
+//! people, so their write waits for [`DELAY`]. One write then covers several changes, for example
+//! when a node with many VMs fails. A VM that is ready again within the delay needs no write of the
+//! counts. Without the delay, such a VM cost 1.4 times the CPU time, and the slowest changes of
+//! EndpointSlices (p99) took twice as long, because a reconcile waited for the write of the counts
+//! (`make bench`, part `endpoints`).
 //!
-//! The exception: `backendServers` decides whether a VM keeps an address that has become the
-//! ingress address of a Service ([`backend_address::fault`]). The delay has two effects on this
-//! decision:
+//! One decision of the operator depends on `backendServers` ([`backend_address::fault`]). If the
+//! address of a VM outside the pod network becomes the ingress address of a Service, the VM keeps
+//! the address only if `backendServers` lists it. The delay has two effects on this decision:
 //!
-//! * Until the write, `backendServers` lacks a new address of a VM. So a Service that gets this
-//!   address takes it from the VM. A tenant gains nothing by the delay: if the Service had the
-//!   address before the VM, `fault` refuses the address as well.
-//! * Until the write, `backendServers` still has the address of a VM that is being deleted. So if a
-//!   Service gets this address, the VM may drain at the address for that much longer.
+//! * Until the write, `backendServers` lacks a new address of a VM. If the address becomes the
+//!   ingress address of a Service in this time, the VM loses the address. This gives no tenant a
+//!   new power. A VM that reports the ingress address of an existing Service does not get this
+//!   address either.
+//! * Until the write, `backendServers` still lists the address of a VM that is being deleted. If
+//!   the address becomes the ingress address of a Service in this time, the VM keeps the address
+//!   until the write, and drains there.
 //!
 //! [`backend_address::fault`]: crate::domain::vm_backends::backend_address::fault
 //!
@@ -85,8 +87,8 @@ impl DelayedCounts {
         due > now
     }
 
-    /// Removes the waiting patch, because the stored counts are current, a newer patch is written,
-    /// or the LoadBalancer is gone.
+    /// Removes the waiting patch of the LoadBalancer `lb`, if there is one. The patch is then not
+    /// written, unless its write has begun already.
     pub(super) fn discard(&self, lb: &str) {
         lock(&self.waiting).remove(lb);
     }

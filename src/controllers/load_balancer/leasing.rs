@@ -4,14 +4,14 @@
 //! Invariants:
 //!
 //! * The record exists before the agent asks the DHCP server.
-//! * A new address is published only if the record contains the address in the API server's last
-//!   answer. The view is not enough.
+//! * A new address is published only if the API server's last answer contains the record with this
+//!   address. The view is not enough.
 //! * If the view has no record, a published address is withdrawn only after a read of the record
 //!   from the API server. If this read fails, the reconcile fails, and the address stays.
 //!
-//! Events of the record trigger reconciles of its LoadBalancer. If the view lacks the record, the
-//! LoadBalancer is reconciled again after [`UNSEEN_AGAIN`]. For example, the operator may have no
-//! right to list DHCPLeases.
+//! Events of the record trigger reconciles of its LoadBalancer. If the view lacks the record, for
+//! example because the operator has no right to list DHCPLeases, the LoadBalancer is reconciled
+//! again after [`UNSEEN_AGAIN`].
 
 use std::time::{Duration, Instant};
 
@@ -30,10 +30,10 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer::key;
 
-/// Time from the start of a term for which a published address stays even if the recorded expiry of
-/// its lease has passed. While the API server was unavailable, agents may have renewed leases
-/// without recording the renewals. When the API server is available again, an agent needs one call
-/// for its Lease and one write to record these renewals.
+/// Period at the start of each term. During this period, a published address stays even if the
+/// recorded expiry of its lease has passed: while the API server was unavailable, agents may have
+/// renewed leases without recording the renewals. When the API server is available again, an agent
+/// needs one call for its Lease and one write to record these renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile in two cases: another LoadBalancer has the requested DHCP client
 /// identity, or the leased address must not be published.
@@ -150,9 +150,9 @@ fn refusal(error: CallError, creating: bool) -> Result<Option<NoLease>, CallErro
     }
 }
 
-/// Creates the LoadBalancer's DHCPLease, if a DHCP server can distinguish its client from the
-/// clients of all other DHCPLeases. Outer `Err`: another DHCPLease has the same client, or an
-/// annotation of the LoadBalancer is not valid. Inner `Err`: the DHCPLease could not be created.
+/// Creates the LoadBalancer's DHCPLease. Outer `Err`: nothing is created, because an annotation of
+/// the LoadBalancer is not valid, or because a DHCP server would treat the clients of the new and
+/// of another DHCPLease as one client. Inner `Err`: the API call for the creation failed.
 ///
 /// The DHCPLease is added to [`LbContext::made`], under a lock, before it is created. So of two
 /// creations at the same time, the second is checked against the first.
@@ -210,10 +210,15 @@ pub(super) fn ends_at(lb: &LoadBalancer, ctx: &LbContext) -> Option<Instant> {
     Instant::now().checked_add(left + Duration::from_millis(10))
 }
 
-/// Time until the LoadBalancer must be reconciled again without an event. `None`: an event will
-/// report the next change of its leased address or the end of the obstacle in `outcome`, or the
-/// host does not lease the address. `is_unseen` returns whether the view lacks the LoadBalancer's
-/// DHCPLease.
+/// Time after which the LoadBalancer must be reconciled again, even without an event. `None` in
+/// these cases:
+///
+/// * The host does not lease the LoadBalancer's address.
+/// * The host has leased the address, or waits for it, and an event will report the next change.
+/// * An obstacle in `outcome` prevents the lease, and an event will report the end of this
+///   obstacle.
+///
+/// `is_unseen` returns whether the view lacks the LoadBalancer's DHCPLease.
 pub(super) fn again(
     outcome: &AddressOutcome,
     is_unseen: impl FnOnce() -> bool,

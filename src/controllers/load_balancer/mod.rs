@@ -1,8 +1,9 @@
 //! Reconciles LoadBalancers: publishes the address of each, or the reason why it has no address.
 //!
-//! A reconcile observes, allocates an address, serves, publishes and reports, in this order. A
-//! write conflicts if the LoadBalancer, its Service or one of its EndpointSlices has changed
-//! meanwhile. The reconcile then begins again with the current objects.
+//! A reconcile takes these steps, in this order: it observes the objects, allocates an address,
+//! writes the Service and the EndpointSlices of a vm load balancer, publishes the address, and
+//! reports the change. A write conflicts if the LoadBalancer, its Service or one of its
+//! EndpointSlices has changed meanwhile. The reconcile then begins again with the current objects.
 //!
 //! Invariants:
 //!
@@ -74,9 +75,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// the full number again after a pause of this number times [`RECONCILE_EVERY`]. From its creation
 /// to its announcement, a LoadBalancer needs fewer reconciles.
 const RECONCILES_AT_ONCE: u32 = 20;
-/// Minimum interval between the reconciles of a LoadBalancer that changes all the time, after its
-/// first [`RECONCILES_AT_ONCE`]. A reconcile, with its writes of EndpointSlices and Service, is
-/// delayed by at most this time.
+/// Minimum interval between the reconciles of a LoadBalancer that changes all the time. The
+/// interval applies when [`RECONCILES_AT_ONCE`] reconciles have run without delay. A reconcile,
+/// with its writes of EndpointSlices and Service, is delayed by at most this time.
 const RECONCILE_EVERY: Duration = Duration::from_secs(1);
 /// Time from the start of a term until the operator reports that the list of VMs is missing. The
 /// list is normally there before this time. A missing list may mean that KubeVirt is not installed.
@@ -250,8 +251,8 @@ struct ServingOutcome {
     /// * LoadBalancers whose finalizer or published address is not stored yet.
     /// * LoadBalancers without an address, if no former Service of theirs is left.
     report: Option<ServingStatus>,
-    /// Time until the next reconcile because of the Service. `None`: an event will report the next
-    /// change of the Service.
+    /// Time after which the state of the Service requires a reconcile, even without an event.
+    /// `None`: an event will report the next change of the Service.
     again: Option<Duration>,
 }
 
@@ -293,8 +294,8 @@ async fn reconcile_until_settled(
     Err(CallError::Conflict(attempts).into())
 }
 
-/// Runs one pass of a reconcile. Returns the time until the next pass is due, even without a
-/// change. `None`: only a change makes a pass due.
+/// Runs one pass of a reconcile. Returns the time after which the LoadBalancer must be reconciled
+/// again, even without an event. `None`: only an event triggers the next reconcile.
 ///
 /// Thousands of these futures wait for the ledger at the same time. The later steps are boxed, so
 /// that each future is small.
@@ -331,10 +332,11 @@ async fn reconcile(
     Ok([again, leased, ends_in].into_iter().flatten().min())
 }
 
-/// Removes Service, claim and finalizer, in this order. Returns the time until the next pass if a
-/// finalizer delays the deletion of the Service, otherwise `None`. The deletion event of the
-/// Service triggers a pass earlier, unless a user has removed the operator's label from the
-/// Service.
+/// Completes the deletion of a LoadBalancer: removes its Service, its claim and the operator's
+/// finalizer, in this order. If a finalizer of the Service delays the deletion of the Service, the
+/// claim stays, and the result is the time until the next reconcile. Otherwise, the result is
+/// `None`. The deletion event of the Service triggers a reconcile earlier, unless a user has
+/// removed the operator's label from the Service.
 async fn withdraw(
     observed: ObservedLb,
     ctx: &LbContext,
