@@ -1,9 +1,10 @@
-//! Tasks of the leader. Every replica runs two more tasks: [`second_opinion::answer`], and
-//! [`ip_pool::keep_published`] after a restore of etcd. The decisions are in [`crate::domain`].
+//! Tasks of the leader, and two functions that every replica runs: [`second_opinion::answer`], and
+//! [`ip_pool::keep_published`], which runs after a restore of etcd, before the process ends. The
+//! decisions are in [`crate::domain`].
 //!
-//! Invariant: each task of the leader belongs to one term of leadership. A term reads pools and
-//! LoadBalancers from consistent lists before it allocates. When the term ends, its tasks are
-//! dropped at once, without finishing their work.
+//! Invariant: each task of the leader belongs to one term of leadership. In each term, pools and
+//! LoadBalancers are read from consistent lists before the first address is allocated. When the
+//! term ends, its tasks are dropped at once, without finishing their work.
 
 pub mod dhcp_agent;
 mod dhcp_lease;

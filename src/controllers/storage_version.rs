@@ -1,12 +1,14 @@
 //! Rewrites every LoadBalancer in the current storage version. After that, removes the old version
-//! from the CRD's `storedVersions`. Without this removal, no later CRD can omit the old version.
+//! from the CRD's `storedVersions`. As long as `storedVersions` contains the old version, the CRD
+//! must contain it too.
 //!
 //! Invariants:
 //!
 //! * `storedVersions` is shortened only if every listed object was written after the list, by this
 //!   task or by another client, or is gone.
-//! * `storedVersions` is shortened only if the CRD is still the one that was read before the list.
-//!   So no object was stored in the old version after its rewrite.
+//! * `storedVersions` is shortened only if the CRD has not changed since it was read, before the
+//!   list. So the storage version has not changed either, and no object was stored in the old
+//!   version after its rewrite.
 //! * If an object cannot be converted, the list fails, and nothing is written.
 
 use std::time::Duration;

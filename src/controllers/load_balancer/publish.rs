@@ -1,5 +1,5 @@
-//! Writes a LoadBalancer. Each write requires the version of the object on which its decision was
-//! based. If the object has changed since, nothing is written.
+//! Writes a LoadBalancer. Each write contains the version of the object that was read for the
+//! decision. If the object has changed since, the API server refuses the write.
 
 use std::sync::atomic::Ordering;
 
@@ -16,12 +16,14 @@ use crate::domain::object_fields::rfc3339;
 use crate::k8s::CallError;
 
 /// Writes the address, and the state of the Service of a vm load balancer, into the LoadBalancer's
-/// status. A change of only the counts of VMs is written later. Returns whether the status has
-/// changed.
+/// status. Returns whether the write has changed the status. If only the counts of VMs are new, the
+/// write is delayed, and the result is `false`. Exception: if a delayed write of the counts is
+/// overdue, the new counts are written now.
 ///
-/// With the schema of Harvester's CRD, the API server drops `status.endpoints`. After the first
-/// write without an effect, no write in this term is made only to add this field. Writes with other
-/// changes still contain the field, in case the schema of the operator's CRD is back.
+/// With the schema of Harvester's CRD, the API server drops one of the counts, `status.endpoints`,
+/// from each write. Once a write has changed nothing for this reason, no patch that only adds this
+/// field is written in this term. Other patches still contain the field, because the schema of the
+/// operator's CRD may be back.
 pub(super) async fn publish(
     observed: &ObservedLb,
     served: &ServingOutcome,

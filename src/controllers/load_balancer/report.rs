@@ -55,8 +55,9 @@ pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext
     }
 }
 
-/// Reports the reason of a vm load balancer's condition Ready, if the reason has changed. `lb`: the
-/// LoadBalancer as it was before the write.
+/// Reports the reason of a vm load balancer's condition Ready, if the reason has changed.
+/// Exceptions: a missing announcement, and the beginning or the end of a doubt about the prober.
+/// `lb`: the LoadBalancer as it was before the write of its status.
 fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     let asked = facts::allocated_ip(lb).unwrap_or_default();
     let (status, why, message) = readiness::ready(report, asked);

@@ -102,9 +102,9 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Summary of the children. Field 0: whether each credential that should have a child is
-    /// replaced. Field 1: a message about all cloud credentials. `None`: the spec has no source, or
-    /// the children are not known.
+    /// Summary of the children. Field 0: whether every wanted child replaces its credential. Field
+    /// 1: a message about all cloud credentials. `None`: the spec has no source, or the children
+    /// are not known.
     pub(super) fn children_summary(&self) -> Option<(bool, String)> {
         self.rotation.spec.source.as_ref()?;
         let AppliedChildren { children, failures } = self.children.as_ref()?;

@@ -25,7 +25,7 @@ pub(super) const NOT_SEEN: &str =
     "the API key's user may not see the token in Rancher, so its validity and expiry are unknown";
 
 /// Lists all cloud credentials, and reads the content of at most [`MOST_READS`] of them.
-/// Credentials that were not read yet come first. The others follow, the oldest read first. Sets
+/// Credentials that were not read yet come first, then those whose last read is the oldest. Sets
 /// `listed` and `unread` of the session. Returns the known state of all credentials.
 pub(super) async fn update(
     context: &RotationContext,

@@ -102,10 +102,10 @@ struct RotationContext {
     /// earliest time for the next rotation that is added to field 0.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: FailedReconciles<Name>,
-    /// Checks of the tokens in use in Ranchers.
+    /// Token checks, by the rotation's name. Each check asks a Rancher about the token in use.
     checks: Mutex<HashMap<Name, token_check::TokenCheck>>,
-    /// State of each rotation after its last reconcile, by the rotation's name. Field 0 of a value:
-    /// resourceVersion. Field 1: time until which the rotation needs no further reconcile.
+    /// Pause of each rotation after its last reconcile, by the rotation's name. Field 0 of a value:
+    /// resourceVersion of the rotation when the pause was recorded. Field 1: end of the pause.
     resting: Mutex<HashMap<Name, (String, Instant)>>,
 }
 
@@ -283,9 +283,9 @@ impl RotationContext {
     /// Remaining time of the pause that [`Self::set_resting`] recorded. `None`: no pause was
     /// recorded, the pause is over, or the rotation is newer than the recorded version.
     ///
-    /// The pause only saves reads of a Rancher. [`Self::idle_time`] is always `None` with a
-    /// Rancher. So without the pause, the event of each write of the status by this process would
-    /// cause another read of the Rancher.
+    /// Rotations with a Rancher need this pause, because [`Self::idle_time`] is always `None` for
+    /// them. Without the pause, each write of the status by this process would cause another read
+    /// of the Rancher.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
         let resting = lock(&self.resting);

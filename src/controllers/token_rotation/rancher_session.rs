@@ -77,11 +77,13 @@ fn refused(field: &str, error: CallError) -> ReadFault {
     }
 }
 
-/// Key of the API key's Secret under which certificate authorities are stored.
+/// Name of the entry for certificate authorities, in the Secret that contains the API key.
 const AUTHORITY_KEY: &str = "ca.crt";
 
-/// Certificate authorities of the Rancher, from the spec, or else from the API key's Secret.
-/// `None`: the spec and the Secret contain no authorities.
+/// Certificate authorities of the Rancher, in PEM. They come from the Secret that the spec names
+/// for them. `Err`: this Secret does not contain them, or a Secret could not be read. If the spec
+/// names no such Secret, they come from the spec itself, or else from the entry [`AUTHORITY_KEY`]
+/// of the API key's Secret. `None`: neither of these two contains them.
 async fn authority(
     context: &RotationContext,
     namespace: &str,
@@ -109,7 +111,8 @@ async fn authority(
 }
 
 /// Opens a session: reads the API key, and the tokens that the key's user has in Rancher. Sets
-/// `clock` to the clock of the credentials' issuer, if the answer contains its time.
+/// `clock` to the clock of the credentials' issuer. Exception: if the issuer is Rancher, and its
+/// answer contains no time, `clock` stays as it is.
 pub(super) async fn open(
     context: &RotationContext,
     rotation: &TokenRotation,

@@ -9,7 +9,7 @@
 //!   the announcing node itself would answer at the Service's address.
 //! * No object of another owner is written. If the Service has another owner, no slice is written
 //!   either.
-//! * The slices of the LoadBalancer's own Service are deleted only when the Service is gone.
+//! * The last slice of the LoadBalancer's own Service is deleted only when the Service is gone.
 
 mod service;
 mod settings;
@@ -42,9 +42,9 @@ use crate::k8s::CallError;
 /// decided from the answer to the one before. More are needed only if the API server stores
 /// something else than the operator writes, for example because of an admission webhook.
 const MOST_STEPS: usize = 5;
-/// Time until the next reconcile if, before this reconcile, the Service had an address other than
-/// the claimed one. The claim of the other address can be released only after the operator has
-/// written the Service, and no watch event reports the operator's own write.
+/// Time until the next reconcile after a change of the Service's address. The claim of the old
+/// address can be released only after the operator has written the Service, and no watch event
+/// reports the operator's own write.
 const AGAIN_AFTER_MOVE: Duration = Duration::from_secs(2);
 
 /// Reason why a Service or an EndpointSlice was not written.
@@ -75,14 +75,16 @@ impl From<CallError> for WriteObstacle {
     }
 }
 
-/// Writes or deletes the Service and the EndpointSlices, depending on the LoadBalancer. `None`: the
-/// VMs were not listed yet, and [`super::VMS_WITHIN`] has not passed. The cases:
+/// Writes or deletes the Service and the EndpointSlices, depending on the LoadBalancer:
 ///
-/// * A vm load balancer that has an address, or whose announcer leases one: both are written, if
-///   the finalizer and the published address are stored already.
-/// * Another vm load balancer: the Service is deleted.
-/// * A guest load balancer, which the guest itself serves: if the type was vm before, the former
-///   Service is deleted.
+/// * A vm load balancer that has an address, or whose announcer leases an address: Service and
+///   slices are written, if the finalizer and the published address are stored already.
+/// * Any other vm load balancer: the Service is deleted.
+/// * A guest load balancer, which the guest itself serves: if its type was vm before, the former
+///   Service and its slices are deleted.
+///
+/// Returns `None` if the VMs were not listed yet, and the term is younger than
+/// [`super::VMS_WITHIN`].
 pub(super) async fn serve(
     lb: &LoadBalancer,
     outcome: AddressOutcome,
@@ -118,10 +120,12 @@ pub(super) async fn serve(
     Ok(Some(ServingOutcome { outcome, report: Some(report), again }))
 }
 
-/// Time until the next reconcile of a LoadBalancer with this Service. `None`: an event will report
-/// each change. `had_others`: whether the Service had an address other than the claimed one before
-/// this reconcile. `has_vms`: whether the VMs were listed. Until they are listed, no reconcile
-/// changes the Service, and the completion of the list triggers a reconcile. So the time is long.
+/// Time until the next reconcile of a LoadBalancer whose Service has the state `service`. `None`:
+/// an event will report each change. `had_others`: whether the Service had, before this reconcile,
+/// an address that is not the LoadBalancer's. `has_vms`: whether the VMs were listed.
+///
+/// If `had_others` is true and `has_vms` is false, the time is long: no reconcile changes the
+/// Service before the VMs are listed, and the completion of their list triggers a reconcile.
 fn again(service: &ServiceState, had_others: bool, has_vms: bool) -> Option<Duration> {
     match service {
         // No watch event reports a change of a foreign Service, or that the API server would accept
@@ -166,8 +170,9 @@ async fn end_former_service(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), Re
 }
 
 /// Writes Service and EndpointSlices where they differ from the desired ones. If the VMs were not
-/// listed yet, writes nothing. Then the result is `None` until [`super::VMS_WITHIN`] has passed,
-/// and after that a status with the present addresses of the Service.
+/// listed yet, writes nothing. In this case, the result is `None` during the first
+/// [`super::VMS_WITHIN`] of the term. Later, the result is a status with the present addresses of
+/// the Service.
 async fn announce(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,
@@ -265,9 +270,10 @@ async fn announce(
     }))
 }
 
-/// Whether the LoadBalancer may have a Service of the operator. A tenant may have changed the type
-/// of the LoadBalancer, and removed the label by which the Service is watched. Then its slices show
-/// the Service, because they exist until it is gone.
+/// Whether the LoadBalancer may have a Service of the operator. The type and the view of Services
+/// are not enough: a tenant may have changed the type of the LoadBalancer, and removed the label
+/// without which the Service is not watched. So the LoadBalancer's slices count too, because the
+/// operator keeps at least one of them until the Service is gone.
 pub(super) fn may_be_served(lb: &LoadBalancer, ctx: &LbContext) -> bool {
     let (views, owner) = (&ctx.shared.views, facts::owner(lb));
     listeners::is_vm(lb) || views.is_served(&owner) || views.has_slices(&owner)

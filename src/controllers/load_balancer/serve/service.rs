@@ -118,8 +118,8 @@ impl ServiceTarget<'_> {
         ServiceState::Waiting(self.stored().and_then(|stored| stored.finalizer))
     }
 
-    /// Deletes the Service if it has another address family than the wanted one. Returns whether no
-    /// such Service is left; `false`: a finalizer delays the deletion.
+    /// Deletes the Service if it has another address family than the wanted one. Returns `false` if
+    /// a finalizer delays the deletion, otherwise `true`.
     pub(super) async fn end_other_family(
         &self,
         wanted: &WantedService<'_>,

@@ -21,10 +21,12 @@ pub(super) enum KeptSettings {
 }
 
 impl ServiceTarget<'_> {
-    /// Writes the settings of users on the Service with this UID to one of its slices. Returns the
-    /// Service as it was read for this write. Only this version may be deleted. `None`: the Service
-    /// with this UID is gone. Settings that cannot be stored are lost, which is logged, unless a
-    /// retry may succeed (`Err`).
+    /// Stores the users' settings of a Service in an annotation of one of its slices. `uid`: UID of
+    /// the Service. Returns the Service from which the settings were read. The caller may delete
+    /// only this version of the Service. `None`: the Service with this UID is gone.
+    ///
+    /// Settings that no slice can store are lost, and the loss is logged. `Err`: the Service could
+    /// not be read, or a repeated write may succeed.
     pub(super) async fn keep_settings(
         &self,
         uid: &str,
@@ -84,9 +86,9 @@ impl ServiceTarget<'_> {
         Ok(self.stored())
     }
 
-    /// Creates the Service, with the settings of users that the slices have stored from the deleted
-    /// Service. If the API server refuses this Service, a second try asks for no particular cluster
-    /// IPs and node ports.
+    /// Creates the Service. If a slice stores users' settings of the deleted Service, the new one
+    /// gets these settings. If the API server refuses the Service with these settings, a second try
+    /// asks for no particular cluster IPs and node ports.
     pub(super) async fn create_service(&self, service: Value) -> Result<FullService, CallError> {
         let settings = self.settings().await?;
         let writer = &self.ctx.shared.writer;

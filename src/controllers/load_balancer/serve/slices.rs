@@ -62,9 +62,9 @@ impl ServiceTarget<'_> {
         Err(self.unsettled("EndpointSlices").into())
     }
 
-    /// Updates the endpoints in the stored slices of this family, so that traffic follows the VMs.
-    /// Called while the Service cannot be changed: the spec is not valid, or a finalizer delays the
-    /// end of a Service of another family.
+    /// Updates the endpoints in the stored slices, so that traffic follows the VMs. `family`: the
+    /// Service's present address family. Called while the Service cannot be changed: the spec is
+    /// not valid, or `family` is not the wanted family and the Service's deletion is not complete.
     pub(super) async fn keep_endpoints(
         &self,
         family: AddressFamily,
