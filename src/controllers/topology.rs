@@ -1,8 +1,8 @@
 //! Patches topology annotations onto VMs. [`crate::domain::vm_backends::topology`] decides their
 //! values.
 //!
-//! Writes slowly on purpose: a change of a node's labels concerns every VM on the node, and no VM
-//! needs the new annotations at once.
+//! Pauses after each write. Otherwise a change of a node's labels would cause a burst of writes,
+//! one for each VM on the node. No VM needs the new annotations at once.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ const PACE: Duration = Duration::from_millis(10);
 /// Pause before a failed write is tried again. A refused write is not tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Patches topology annotations onto each VM received on `moved`, until dropped.
+/// Patches topology annotations onto each VM whose `namespace/name` arrives on `moved`. Returns
+/// when all senders of `moved` are dropped.
 pub(super) async fn run(ctx: Context, mut moved: mpsc::UnboundedReceiver<Box<str>>) {
     while let Some(key) = moved.recv().await {
         while annotate(&ctx, &key).await.is_err() {

@@ -7,9 +7,9 @@ use crate::rancher::RancherError;
 
 /// Reason why a target, or its Rancher, could not be read.
 pub(super) enum ReadFault {
-    /// A call failed: the read is tried again.
+    /// A call to this cluster's API server failed: the read is tried again.
     Call(CallError),
-    /// The target is not known, for a reason that the condition Ready states.
+    /// The state of the target is not known. The condition Ready states the reason.
     Unknown(UnknownTarget),
 }
 
@@ -37,7 +37,8 @@ impl From<RancherError> for ReadFault {
     }
 }
 
-/// Reason why a target cannot be read, or must not be written.
+/// Reason why the state of a target counts as unknown: the target cannot be read, the target must
+/// not be written, or the list of the credentials made for it cannot be read.
 #[derive(Clone)]
 pub(super) struct UnknownTarget {
     pub(super) why: String,
@@ -49,14 +50,15 @@ pub(super) struct UnknownTarget {
 }
 
 impl UnknownTarget {
-    /// Makes the reason for a target that cannot be read or written, while the credentials of the
-    /// TokenRotation can be listed and revoked.
+    /// Makes the value for a target that cannot be read or written
+    /// ([`UnknownReason::TargetBarred`]). The issuer can still list and revoke the credentials of
+    /// the TokenRotation.
     pub(super) fn target_barred(why: String) -> Self {
         Self { reason: UnknownReason::TargetBarred, ..Self::barred(why) }
     }
 
-    /// Makes the reason for a target that cannot be read. The list of credentials cannot be read
-    /// either.
+    /// Makes the value for a Rancher that cannot be used, or for a namespace in which the operator
+    /// has no rights ([`UnknownReason::Barred`]).
     pub(super) fn barred(why: String) -> Self {
         Self { why, reason: UnknownReason::Barred, ready: UNREADABLE, key_refused: false }
     }

@@ -4,9 +4,9 @@
 //! * The TokenRotations whose status depends on another TokenRotation.
 //! * The precedence of one of two TokenRotations for the same credential.
 //!
-//! Invariant: a credential counts as replaced only if a TokenRotation has observed the credential
-//! and will replace it. This TokenRotation reports a failed replacement. So a TokenRotation that
-//! only watches the credential need not report that the credential expires soon.
+//! Invariant: a TokenRotation that watches all cloud credentials reports each one that expires
+//! soon, unless another TokenRotation has observed that credential and will replace it. The other
+//! TokenRotation reports a failed replacement.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::domain::credentials::rotation::ready::ready_condition;
 use crate::domain::credentials::rotation::{RotationPlan, due, status};
 use crate::k8s::CallError;
 
-/// Names of the cloud credentials that TokenRotations replace, in the Rancher of `rotation`.
+/// Names of those cloud credentials in the Rancher of `rotation` that a TokenRotation will replace
+/// (see [`replaces_its_credential`]).
 pub(super) fn replaced_credentials(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -83,8 +84,8 @@ pub(super) fn replaces_its_credential(context: &RotationContext, rotation: &Toke
         && due(&status::plan(rotation), &state).is_some()
 }
 
-/// Whether `target` names the Secret, and the key of this Secret, that contain the API key of
-/// `server`.
+/// Whether the API key of `server` is stored at `target`: in the same Secret, under the same key.
+/// Namespaces are not compared.
 fn is_api_key(target: &SecretTarget, server: &RancherServer) -> bool {
     let minter = &server.minter;
     target.name == minter.secret_name && target.key == minter.key
@@ -118,8 +119,8 @@ impl RotationRun<'_> {
         if self.second.is_some() { plan.second() } else { plan }
     }
 
-    /// URL of the Rancher, as read from the API key's Secret. `None`: the spec itself contains the
-    /// URL, or nothing was read from the Rancher.
+    /// URL of the Rancher, as the API key's Secret names it. `None`: the spec names the URL itself
+    /// or no Rancher, or there is no session with the Rancher.
     pub(super) fn named_url(&self) -> Option<String> {
         let server = self.rotation.spec.rancher.as_ref()?;
         let session = self.session.as_ref().filter(|_| server.url.is_none())?;

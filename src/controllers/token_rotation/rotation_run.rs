@@ -1,4 +1,5 @@
-//! State of one reconcile of a TokenRotation: the object, and the state that was read for it.
+//! State of one reconcile of a TokenRotation: the object itself, and what was read of its target
+//! and of its Rancher.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIss
 /// another one has precedence.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
 /// Deadline for the test of a new credential at a server that may not answer. The deadline is
-/// short, because the test is part of a reconcile, and few reconciles run at the same time.
+/// short, because a test that waits occupies one of the few places for concurrent reconciles.
 pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(10);
 
 /// State of one reconcile of a TokenRotation.
@@ -34,7 +35,7 @@ pub(super) struct RotationRun<'a> {
     pub(super) read: TargetRead,
     pub(super) existing: Vec<String>,
     pub(super) clock: ServerClock,
-    /// Reason why the content of the target is unknown. `None`: the content was read.
+    /// Reason why the state of the target counts as unknown. `None`: the state is known.
     pub(super) unknown: Option<UnknownTarget>,
     /// State read from the Rancher. `None`: the spec names no Rancher, or the Rancher could not be
     /// read.
@@ -42,8 +43,9 @@ pub(super) struct RotationRun<'a> {
     /// Message about another TokenRotation that has precedence for the same credential. `None`:
     /// there is no such TokenRotation.
     pub(super) second: Option<String>,
-    /// Wanted children, and the failures of their writes in this reconcile. `None`: the target is
-    /// not all cloud credentials, or Rancher was not read, or the TokenRotation is being deleted.
+    /// Wanted children, and the failures of their writes in this reconcile. `None`: the target is a
+    /// Secret or a single cloud credential, the list of all cloud credentials was not read, or the
+    /// TokenRotation is being deleted.
     pub(super) children: Option<AppliedChildren>,
 }
 
@@ -82,8 +84,9 @@ impl RotationRun<'_> {
 
 /// Reason why a step was not done.
 pub(super) enum StepFault {
-    /// A call failed. The reconcile ends, and nothing is recorded. The reconcile begins again soon,
-    /// unless this replica no longer leads.
+    /// A read that the step needs, or the write of its result, failed, or this replica no longer
+    /// leads. The reconcile ends, and the status records no failure. If this replica still leads,
+    /// the reconcile begins again soon.
     Call(CallError),
     /// The step has failed: the failure is recorded, and each further try comes after a longer
     /// pause.
@@ -120,8 +123,8 @@ pub(super) struct RancherSession {
     pub(super) listed: Vec<ListedCredential>,
 }
 
-/// Children of a TokenRotation. `failures` contains a reason for each child that could not be made
-/// or changed, by the child's name.
+/// Children of a TokenRotation. Each key of `failures` is the name of a child that could not be
+/// made or changed, and the value is the reason.
 pub(super) struct AppliedChildren {
     pub(super) children: ChildRotations,
     pub(super) failures: BTreeMap<String, String>,

@@ -35,8 +35,9 @@ impl RotationRun<'_> {
     }
 
     /// Makes a token of the ServiceAccount, bound to the Secret `name`. If the Secret does not
-    /// exist, creates the Secret first. If the spec requests a token that is stored in this Secret,
-    /// the cluster makes the token, and the operator reads it from the Secret.
+    /// exist, creates the Secret first. The API server returns the token. Exception: if the spec
+    /// has `serviceAccountTokenSecret`, Kubernetes writes the token into the Secret, and the
+    /// operator reads it there.
     pub(super) async fn mint_account_token(
         &self,
         name: &str,

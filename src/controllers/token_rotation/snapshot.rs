@@ -10,8 +10,9 @@ use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 
-/// Content of a target, the clock of the server that answered, and the session with the Rancher.
-/// `unknown`: the reason why the target could not be read.
+/// Content of a target, the clock of the credentials' issuer, and the session with the Rancher. If
+/// the issuer gave no time, the clock is the local one. `unknown`: the reason why the target could
+/// not be read; `None` if it was read.
 pub(super) struct TargetSnapshot {
     pub(super) read: TargetRead,
     pub(super) clock: ServerClock,

@@ -18,8 +18,9 @@ use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::object_fields::merge_patch::merge_patch;
 use crate::k8s::CallError;
 
-/// Pause before the next try to write children after the API server has refused a write. The
-/// refusal may end, for example when the operator gets a missing right.
+/// Longest pause until the next reconcile, if the API server has refused to write a child. A later
+/// write may succeed, for example because the operator has got a missing right, but no event
+/// reports this.
 const CHECK_RIGHTS_AFTER: Duration = Duration::from_secs(30);
 
 /// Pause before the next reconcile while some cloud credentials were not read yet.
@@ -129,8 +130,8 @@ impl RotationRun<'_> {
     }
 
     /// Records in the status that `step` has failed. Reports the failure in the log, in the metrics
-    /// and by an Event. `name`: the credential. Empty: the step was the removal of the old
-    /// credential from the target. `why`: the reason of the failure.
+    /// and by an Event. `name`: name of the credential; empty if the step was the removal of the
+    /// old credential from the target. `why`: the reason of the failure.
     pub(super) async fn record_failure(
         &mut self,
         step: RotationStep,
@@ -161,7 +162,7 @@ impl RotationRun<'_> {
 
     /// Writes the condition Ready of a rotation that had no step to do at the time `decided`, or
     /// that waits for its turn. Returns the time until the next reconcile. `until`: time of the
-    /// rotation's next step; `None` if no step is planned.
+    /// rotation's next step; `None` if no step is planned, or if the rotation waits for its turn.
     pub(super) async fn wait(
         &mut self,
         until: Option<Seconds>,

@@ -25,7 +25,8 @@ use crate::k8s::CallError;
 /// Maximum number of steps of one reconcile. A reconcile that needs more shows a fault in the
 /// operator.
 const MOST_STEPS: usize = 64;
-/// Pause before an unfinished rotation is reconciled again.
+/// Pause until the next reconcile, if this reconcile has ended early: after [`MOST_STEPS`] steps,
+/// or because another TokenRotation has the name by now.
 const CONTINUE_AFTER: Duration = Duration::from_millis(500);
 
 /// Runs steps of the TokenRotation `seen` until no further step is possible now. Returns the time

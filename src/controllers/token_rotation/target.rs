@@ -1,7 +1,7 @@
 //! Target of a TokenRotation: a Secret of this cluster, a cloud credential of a Rancher, or all
 //! cloud credentials of an API key's user.
 //!
-//! Invariants: a write fails if the target has another version than the one to be replaced. The
+//! Invariants: a write has no effect if the target has changed since the decision to write. The
 //! target is read again after each write.
 
 use kube::ResourceExt as _;
@@ -79,8 +79,8 @@ pub(super) async fn read(
 }
 
 impl RotationRun<'_> {
-    /// Whether the credential is published into a cloud credential. Rancher's node driver uses such
-    /// a credential, and needs certain rights.
+    /// Whether the target is a cloud credential. If so, Rancher's node driver uses the published
+    /// credential, which must have certain rights.
     pub(super) fn is_for_cloud_credential(&self) -> bool {
         self.rotation.spec.target.cloud_credential.is_some()
     }
@@ -100,9 +100,9 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Address of this cluster's API server that the spec requests for the kubeconfig in the cloud
-    /// credential. `None`: the spec requests no address, so the kubeconfig keeps its present
-    /// address.
+    /// Endpoint of this cluster's API server, for the kubeconfig in the cloud credential. The
+    /// endpoint has the address that the spec requests. `None`: the target is not a cloud
+    /// credential, or the spec requests no address, so the kubeconfig keeps its present address.
     pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
         let wants = self.rotation.spec.target.cloud_credential.as_ref()?;
         let server = wants.server.as_ref()?.trim_end_matches('/').to_owned();

@@ -22,8 +22,8 @@ use crate::domain::credentials::rotation::IssuerReport;
 
 /// Pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_mins(1);
-/// Deadline of a check. The deadline is short, because a check is part of a reconcile, and few
-/// reconciles run at the same time.
+/// Deadline of a check. The deadline is short, because a check that waits occupies one of the few
+/// places for concurrent reconciles.
 const CHECK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Last observed state of a token in use (`report`), and the time of the next check (`at`).
@@ -67,13 +67,15 @@ impl RotationRun<'_> {
 }
 
 /// Checks the token in use, if a check is due. Returns the time until the next check, or
-/// `Duration::MAX` if no check is scheduled. A Rancher that does not answer requires no reconcile.
-/// `None`: a reconcile is required, for one of these reasons:
+/// `Duration::MAX` if no check is scheduled. `None`: a reconcile is required, for one of these
+/// reasons:
 ///
 /// * The state of the token has changed, or Rancher does not show the token to the API key any
 ///   more.
 /// * The Rancher does not accept the API key.
 /// * The spec and its Secrets give no access to the Rancher.
+///
+/// If the Rancher does not answer, no reconcile is required.
 pub(super) async fn check_if_due(
     context: &RotationContext,
     rotation: &TokenRotation,

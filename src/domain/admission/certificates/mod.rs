@@ -3,9 +3,9 @@
 //! two webhook configurations and by the conversion configuration in LoadBalancer's CRD.
 //!
 //! Invariants:
-//! * A replica with a valid and trusted certificate begins to serve the stored certificate only
-//!   after every webhook and conversion configuration trusts the stored certificate's authority.
-//!   Any other replica serves the stored certificate at once.
+//! * A replica that serves a valid and trusted certificate replaces it by the one in the Secret
+//!   only after every webhook and conversion configuration trusts the authority of the new one. Any
+//!   other replica serves the certificate in the Secret at once.
 //! * The next authority signs only after every such configuration has trusted it for a while.
 //! * An authority that has signed a certificate stays trusted until the authority has expired.
 //!   Exception: the Secret keeps at most 8 previous authorities.
@@ -177,8 +177,8 @@ pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
 
 /// Whether a replica that has just started may report that it is ready for calls. `true` in these
 /// cases:
-/// * no webhook configuration calls the operator (`registered` is false), so the API server sends
-///   no admission requests. The operator registers admission only when a replica is ready;
+/// * no webhook configuration calls the operator yet (`registered` is false). The replica must not
+///   wait for one, because the operator registers admission only when a replica is ready;
 /// * every webhook and conversion configuration has trusted the authority of the replica's
 ///   certificate for [`SETTLING`].
 ///

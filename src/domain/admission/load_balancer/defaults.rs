@@ -1,7 +1,7 @@
 //! Fields that admission fills in, so that a stored object has:
 //! * the values that the selectors of pools match;
-//! * all settings of its health check, if the check has a port;
-//! * the claim that it had before it was restored from a backup.
+//! * all settings of its health check, if it is a VM load balancer and the check has a port;
+//! * a request for its former address, if it was restored from a backup.
 
 use serde_json::{Map, Value, json};
 

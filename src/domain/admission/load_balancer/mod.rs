@@ -54,14 +54,15 @@ pub struct CandidatePool {
     /// Reason why the pool gives out no addresses: it is being deleted, or a range is invalid.
     /// `None`: neither is the case. Conflicts with other pools are not looked up.
     pub idle: Option<String>,
-    /// Whether LoadBalancers publish as many addresses of the pool as the pool has.
+    /// Whether LoadBalancers publish all addresses of the pool. Claims that are not published yet
+    /// do not count.
     pub full: bool,
     /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: the addresses
     /// fit.
     pub mismatch: Option<NoAddressReason>,
 }
 
-/// Pool that was looked up by its name.
+/// Result of the search for a pool by its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NamedPool {
     /// The pool was not looked up.
@@ -87,11 +88,11 @@ pub struct LbRuleFacts {
     pub named: NamedPool,
     /// Pool of the LoadBalancer's present address, if the LoadBalancer's network changes.
     pub claimed: NamedPool,
-    /// Selectors of all pools. `None`: the selectors were not looked up, or not all pools are in
-    /// the view yet.
+    /// Selectors of all pools. `None`: the selectors were not looked up, not all pools are in the
+    /// view yet, or the view contains no pool.
     pub pools: Option<Vec<PoolSelector>>,
-    /// Present use of the address that the object newly publishes as leased, such as `a gateway`.
-    /// `None`: no other use of the address is known.
+    /// Text about another use of the address that the object newly publishes as leased. An example
+    /// is `a gateway`. `None`: no other use of the address is known.
     pub taken_by: Option<String>,
 }
 
@@ -160,15 +161,16 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
 }
 
 /// Refuses requests by which fields of the spec would be lost. An annotation carries the fields
-/// that v1alpha1 lacks, but only the names of fields that do not fit ([`annotations::lost`]). Two
-/// refusals:
+/// that v1alpha1 lacks. A field that does not fit into the annotation is lost, and the annotation
+/// contains only its name ([`annotations::lost`]). A request is refused in two cases:
 /// * The annotation names lost fields. Exception: a request in v1beta1, if the stored object has
 ///   lost the same fields.
 /// * The other annotations leave no room for the names of lost fields, so that a loss would not be
 ///   noticed. Exception: a request in v1beta1 that does not enlarge the other annotations.
 ///
-/// For a request in v1alpha1, the stored object is judged too. The API server has converted it to
-/// v1alpha1 and back for this request, so it may have losses here that it does not have in etcd.
+/// For a request in v1alpha1, the stored object is judged too. The API server has converted this
+/// object to v1alpha1 and back. So it may lack fields here that etcd still has, and that the write
+/// would remove.
 fn check_losses(object: &Value, request: &AdmissionRequest<'_>, answer: &mut AdmissionAnswer) {
     let lost = |object: &Value| annotations::lost(object, ANNOTATION_V1BETA1_FIELDS);
     let (mut fields, old_fields) = (lost(object), request.old.map(lost).unwrap_or_default());

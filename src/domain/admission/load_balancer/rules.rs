@@ -235,7 +235,8 @@ pub(super) fn changes_network(lb: &LoadBalancer, old: &LoadBalancer) -> bool {
     requirement(old).network != requirement(lb).network
 }
 
-/// Requirement by the LoadBalancer's own fields: its namespace, its network and its guest cluster.
+/// Requirement that a pool must meet, from the LoadBalancer's own fields alone: its namespace, its
+/// network and its guest cluster.
 fn requirement(lb: &LoadBalancer) -> PoolRequirement {
     facts::requirement(lb, &LbSurroundings::default())
 }
