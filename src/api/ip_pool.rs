@@ -185,9 +185,8 @@ pub struct Selector {
 #[serde(rename_all = "camelCase")]
 pub struct Scope {
     /// Rancher project of the LoadBalancer's namespace, as `cluster/project`. `*` matches any.
-    /// Unset or empty: also matches any, but the match is weak if the namespace has a project. A
-    /// pool with only a weak match is tried after all other matching pools, but before the global
-    /// pool.
+    /// Unset or empty: also matches any, but loosely if the namespace has a project. A pool with
+    /// only a loose match is tried after all other matching pools, but before the global pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub project: Option<String>,
@@ -197,8 +196,8 @@ pub struct Scope {
     #[schemars(length(max = 253))]
     pub namespace: Option<String>,
     /// Name of the LoadBalancer's guest cluster. `*` matches any. Unset or empty: also matches any,
-    /// but the match is weak if the LoadBalancer has a guest cluster. A pool with only a weak match
-    /// is tried after all other matching pools, but before the global pool.
+    /// but loosely if the LoadBalancer has a guest cluster. A pool with only a loose match is tried
+    /// after all other matching pools, but before the global pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub guest_cluster: Option<String>,

@@ -6,8 +6,7 @@
 //! * On this machine, a token is written only to standard output, or to a file that only the file's
 //!   owner may read.
 //! * All options are checked before anything is written, and the objects of a guest before these
-//!   objects are changed. Exception: with `--rotate`, the Secret that `--revoke` names is looked up
-//!   after the new token is printed.
+//!   objects are changed.
 //! * Every round of changes begins with a read of the current objects. So an interrupted command
 //!   continues where it stopped when it is run again.
 //!
