@@ -16,6 +16,8 @@ pub enum CredentialFault {
     #[error("it is not YAML")]
     NotYaml,
     /// The spec names a user of a kubeconfig, but no kubeconfig was read from the target Secret.
+    /// The fault is also reported for the reverse: the spec names no user, but a kubeconfig was
+    /// read.
     #[error("it is not a kubeconfig")]
     NoKubeconfig,
     /// The text has no entry in `users`, so it is no kubeconfig.

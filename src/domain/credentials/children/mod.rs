@@ -1,13 +1,14 @@
-//! Children of a TokenRotation for all cloud credentials. Each child is a TokenRotation, either for
-//! one cloud credential that the API key's user made, or for the API key itself.
+//! Children of a TokenRotation for all cloud credentials, the parent. A child is a TokenRotation
+//! for one credential. This credential is a cloud credential that the user of the parent's API key
+//! made, or the API key itself.
 //!
 //! Invariants:
 //!
 //! * A credential gets no child if another TokenRotation has precedence for it.
-//! * A credential that Rancher's list lacks counts as deleted only if a read of its name does not
-//!   find it, or is forbidden.
-//! * The spec of a child is the parent's spec with another target, and with the Rancher's URL. The
-//!   spec of the child for the API key has no `onDelete`.
+//! * The operator deletes the child of a cloud credential that Rancher does not list only if a read
+//!   of the cloud credential by its name finds nothing, or is forbidden.
+//! * The spec of a child is the parent's spec with another target, and with the URL of the Rancher.
+//!   The spec of the child for the API key has no `onDelete`.
 //! * The patch of a child requires the resourceVersion of the observed child.
 
 use std::collections::BTreeMap;
@@ -27,8 +28,8 @@ const LONGEST_STEM: usize = 180;
 /// Maximum number of credentials that each list in a message names. Further credentials are only
 /// counted.
 const MOST_NAMED: usize = 8;
-/// Maximum length, in bytes, of the text in a message that says why one credential is not replaced.
-/// The rest is cut.
+/// Maximum length, in bytes, of each reason in a message. A reason says why one credential is not
+/// replaced. A longer reason is cut.
 const LONGEST_REASON: usize = 240;
 
 /// A cloud credential for Harvester, as Rancher lists it.
@@ -38,11 +39,12 @@ pub struct ListedCredential {
     pub name: String,
     /// Display name in Rancher's UI. Empty if Rancher has none.
     pub title: String,
-    /// ID of the Rancher user who made the cloud credential. Empty if Rancher has none.
+    /// ID of the Rancher user who made the cloud credential. Empty if Rancher does not name the
+    /// user.
     pub owner: String,
 }
 
-/// Observed state of a Rancher, and all existing TokenRotations.
+/// Observed state of a Rancher, and observed TokenRotations.
 #[derive(Clone, Debug)]
 pub struct ObservedRancher<'a> {
     /// URL of the Rancher server.
@@ -65,12 +67,13 @@ pub struct ChildRotations {
     pub wanted: Vec<TokenRotation>,
     /// Wanted children that do not exist.
     pub missing: Vec<TokenRotation>,
-    /// Changes of the children that exist with another spec.
+    /// Changes of the existing children whose spec differs from the wanted one.
     pub changed: Vec<ChildChange>,
-    /// Existing children that must be deleted.
+    /// Existing children that are not wanted and are not being deleted yet.
     pub superfluous: Vec<SuperfluousChild>,
-    /// Cloud credentials that Rancher lists and that get no child. Field 0: name of the cloud
-    /// credential's Secret. Field 1: reason. Empty if the parent's spec has no source.
+    /// Cloud credentials that Rancher lists and that get no child. The list is empty if the
+    /// parent's spec has no source. Field 0: name of the cloud credential's Secret. Field 1:
+    /// reason.
     pub apart: Vec<(String, String)>,
 }
 
@@ -83,7 +86,7 @@ pub struct ChildChange {
     pub patch: Value,
 }
 
-/// A child that must be deleted.
+/// An existing child that is not wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SuperfluousChild {
     /// Name of the child.
@@ -96,9 +99,8 @@ pub struct SuperfluousChild {
     pub unlisted: Option<String>,
 }
 
-/// Compares the children that must exist with the children that exist. If the spec of `parent` has
-/// no source, all existing children must be deleted. `parent`: TokenRotation for all cloud
-/// credentials, to which the children belong.
+/// Compares the wanted children with the existing children of `parent`, a TokenRotation for all
+/// cloud credentials. If the spec of `parent` has no source, no child is wanted.
 pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRotations {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));
@@ -212,8 +214,8 @@ fn named_in_short(what: &str, all: Vec<String>) -> Option<String> {
     (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
 }
 
-/// Reason why a child does not replace its credential. `child`: the stored child. `None`: the child
-/// does not exist yet. The result is `None` if the child's condition Ready is True.
+/// Reason why a child does not replace its credential. `None`: the child's condition Ready is True.
+/// `child`: the stored child, or `None` if the child does not exist yet.
 fn fault(child: Option<&TokenRotation>) -> Option<String> {
     let Some(ready) = child.and_then(ready_condition) else {
         return Some("not reconciled yet".to_owned());

@@ -6,8 +6,8 @@
 //!   never written.
 //! * In a kubeconfig, only the token of the current context's user and the kept old token change.
 //!   If the server changes, a new kubeconfig is made instead.
-//! * The old token can stay beside the new one for the overlap, because Rancher deletes a token
-//!   that no cloud credential names any more.
+//! * Rancher deletes a token that no cloud credential names any more. So the content can keep the
+//!   old token beside the new one. Then both tokens work during the overlap.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct CloudCredential {
     pub owner: String,
     /// Token in use: the token of the current context's user. `None`: this user has no token.
     pub token: Option<SecretText>,
-    /// Server in the kubeconfig. A user of the cloud credential sends the token to this server.
+    /// Server of the current context. A client sends the token in use to this server.
     pub reach: ServerEndpoint,
 }
 

@@ -1,8 +1,8 @@
 //! Listing of guests' credentials: age, last use, and whether the guest still exists.
 //!
-//! A guest's VMs are found by their label, and the VMs of older node drivers by their name. A VM
-//! that was made by hand is not found. Therefore a guest of which no VM is found does not count as
-//! gone while its credential is new or was used recently.
+//! A guest's VMs are found by their label. A VM without the label is found by its name, but only if
+//! a node driver made it. Other VMs are not found. Therefore a guest of which no VM is found does
+//! not count as gone while its credential is new or was used recently.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 const DAY: i64 = 24 * 60 * 60;
 
-/// Objects from which the credentials of guests are listed: those of one namespace or of all
-/// namespaces, as they were read.
+/// Objects from which the credentials of guests are listed, as they were read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuestObjects {
     /// ServiceAccounts, each with its namespace and its name.
@@ -32,11 +31,15 @@ pub struct GuestObjects {
     pub rotations: Vec<TokenRotation>,
 }
 
-/// Whether a VM is a node of `guest`: the VM is in the guest's namespace, and its label
-/// [`LABEL_GUEST_CLUSTER`] names the guest cluster. A VM without this label counts as a node if a
-/// node driver made it, and if its name begins with the guest cluster's name and a dash. A VM of
-/// another guest cluster can have such a name too. Then `guest` keeps its credential, which does no
-/// harm.
+/// Whether a VM is a node of `guest`. The VM must be in the guest's namespace, and one of these
+/// must hold:
+///
+/// * The VM's label [`LABEL_GUEST_CLUSTER`] names the guest cluster.
+/// * The VM does not have this label, a node driver made the VM, and the VM's name begins with the
+///   guest cluster's name and a dash.
+///
+/// In the second case, the VM may belong to another guest cluster, such as `a-b` instead of `a`.
+/// This does no harm: the credential of `guest` is only kept for longer.
 fn is_node_of(vm: &ObjectMeta, guest: &GuestCluster) -> bool {
     let label = |key: &str| vm.labels.as_ref().and_then(|labels| labels.get(key));
     vm.namespace.as_ref() == Some(&guest.namespace)
@@ -99,12 +102,15 @@ impl GuestObjects {
         Some(machines.iter().filter(|machine| is_node_of(machine, guest)).count())
     }
 
-    /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. `None`:
-    /// guests in all namespaces. Names that [`GuestCluster::new`] refuses, such as `default`, are
-    /// left out. A ServiceAccount counts as a guest's if one of these holds:
+    /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. If
+    /// `namespace` is `None`, the guests are those in all namespaces. A ServiceAccount counts as a
+    /// guest's if one of these holds:
     ///
     /// * A binding gives the account one of the roles for guests.
     /// * The value of the account's annotation `ANNOTATION_GUEST` is the account's name.
+    ///
+    /// A ServiceAccount is left out if [`GuestCluster::new`] refuses its name or its namespace. For
+    /// example, a ServiceAccount with the name `default` is left out.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let bound = self
             .bindings

@@ -1,12 +1,14 @@
-//! Access of a guest cluster to Harvester: its account, its rights and its tokens. The module
-//! computes which objects belong to the access and which of them are missing.
+//! Access of a guest cluster to Harvester: its account, its rights and its tokens. Together, they
+//! are called the guest's credential. The module computes which objects belong to the credential
+//! and which of them are missing.
 //!
 //! Invariants:
 //!
 //! * An object that Harvester's own API `/v1/harvester/kubeconfig` also makes has the same name and
 //!   owner here. So Harvester and the operator accept each other's objects.
-//! * A foreign object is never changed. If a missing account, role, binding or token needs the name
-//!   of a foreign object, an error names that object.
+//! * A foreign object, which does not belong to the guest, is never changed or deleted. If a
+//!   missing account, role, binding or token needs the name of a foreign object, an error names
+//!   that object.
 //! * The name of a token Secret is used only once in the life of its account. The reason is that a
 //!   token depends only on names and on the account's UID. If a new Secret had the name of a
 //!   revoked token's Secret, the revoked token would be valid again.
@@ -44,8 +46,8 @@ pub const ANNOTATION_ACCOUNT: &str = "kubernetes.io/service-account.name";
 pub const ANNOTATION_ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 /// Label of a token Secret, set by the API server: day of the token's last use.
 pub const LABEL_LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
-/// Label of a token Secret, set by the API server: day since which the API server refuses the
-/// token.
+/// Label of a token Secret, set by kube-controller-manager: day since which the API server refuses
+/// the token.
 pub const LABEL_INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 /// Type of a token Secret.
 pub const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
@@ -53,7 +55,7 @@ pub const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
 /// Last sentence of an error: the remedy if a foreign object has a name that the guest needs.
 const OTHER: &str = "Give another --cluster, or delete the object if it is not needed";
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// Maximum length of a name that Harvester builds from parts, in bytes.
+/// Maximum length, in bytes, of a name that Harvester builds from parts.
 const LONGEST: usize = 63;
 
 /// Reasons why a command is refused, one text for each.
@@ -92,7 +94,8 @@ impl GuestCluster {
         }
     }
 
-    /// Name of the guest's RoleBinding and of its ClusterRoleBinding.
+    /// Name of the guest's ClusterRoleBinding, and of its RoleBinding to the cloud provider's role.
+    /// Other RoleBindings that `cloud-config` makes for the guest have this name with a suffix.
     pub fn binding(&self) -> String {
         safe_name(&[&self.namespace, &self.cluster])
     }
@@ -294,13 +297,13 @@ pub struct ExistingObjects {
     pub shared: BTreeSet<String>,
     /// Account of the guest. `None`: the account does not exist.
     pub account: Option<StoredAccount>,
-    /// Bindings with the guest's account as a subject. Also bindings whose name begins with the
-    /// name of the guest's bindings.
+    /// Bindings that have the guest's account as a subject, or whose name begins with
+    /// [`GuestCluster::binding`].
     pub bindings: Vec<StoredBinding>,
     /// Token Secrets of all accounts in the guest's namespace.
     pub tokens: Vec<TokenSecret>,
-    /// Secrets that have a name for a token Secret of the guest, but are no token Secrets. The key
-    /// is the Secret's name. The caller decides which names are looked up.
+    /// Secrets that are no token Secrets, but have a name that a token Secret of the guest needs.
+    /// The key is the name. The code that reads the objects chooses the names.
     pub taken: BTreeMap<String, ForeignSecret>,
 }
 

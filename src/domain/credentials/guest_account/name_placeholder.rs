@@ -1,11 +1,11 @@
-//! Placeholder: a Secret of another type that takes the name of a guest's first token Secret if
-//! that Secret is missing.
+//! Placeholder: a Secret that takes the name of a guest's first token Secret, `<cluster>-token`, if
+//! that token Secret is missing. The type of a placeholder is not that of token Secrets.
 //!
-//! A token depends only on the name of its Secret and on the account's UID. Rancher's UI asks
-//! Harvester for the Secret `<cluster>-token` at each upgrade of the guest. If that Secret was
-//! deleted to revoke its token, Harvester would create it again. The revoked token would then work
-//! again, although it may have leaked. The placeholder prevents this. If the guest has a valid
-//! token, the placeholder has a copy of it, which the UI hands out.
+//! A token depends only on names and on the account's UID. So a new Secret with the name of a
+//! revoked token's Secret would make the revoked token valid again, although it may have leaked.
+//! Rancher's UI asks Harvester for `<cluster>-token` at each upgrade of the guest, and Harvester
+//! creates this Secret if it is missing. The placeholder prevents this. If the guest has a valid
+//! token, the placeholder contains a copy of that token, and the UI hands out the copy.
 
 use serde_json::json;
 
@@ -17,8 +17,8 @@ use super::{
 /// Placeholder that must be created, and the placeholder that it replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamePlaceholder {
-    /// Existing placeholder that must be deleted first, because its content is not the one that
-    /// `copies` requires. `None`: no placeholder exists.
+    /// Existing placeholder with other content than the new one. It must be deleted first. `None`:
+    /// no placeholder exists.
     pub old: Option<ObjectRemoval>,
     /// Name of the token Secret whose content is copied into the new placeholder. `None`: the guest
     /// has no valid token. The new placeholder then has no content, and only occupies the name of
@@ -28,15 +28,16 @@ pub struct NamePlaceholder {
     pub step: CreationStep,
 }
 
-/// Placeholder that must be created, with the name of the guest's first token Secret. It is needed
-/// even if no Secret has this name, because the account may have had a token Secret of this name
-/// before. `None`, if one of these holds:
+/// Placeholder that must be created, because the guest's first token Secret is missing. A token
+/// Secret that was deleted looks like one that never existed, so the placeholder is needed in both
+/// cases. `None`, if one of these holds:
 ///
-/// * A token Secret or a foreign Secret has the name.
-/// * A placeholder with the right content exists.
 /// * The account does not exist.
+/// * A token Secret has the name of the guest's first token Secret, or `kept` is this name.
+/// * Another Secret that is no placeholder has this name.
+/// * A placeholder with the right content exists.
 ///
-/// `kept`: name of the Secret with the valid token; `None` if no token is valid.
+/// `kept`: name of the token Secret to copy, or `None` if no token is valid.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -95,9 +95,9 @@ pub enum OutputForm {
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
-    /// Secret for the guest, and two HelmCharts, by which K3s installs the charts of the cloud
-    /// provider and of the CSI driver. Both charts mount the Secret. A guest without a CSI driver
-    /// gets only the HelmChart of the cloud provider.
+    /// Secret for the guest, and HelmCharts by which K3s installs the charts of the cloud provider
+    /// and of the CSI driver. Both charts mount the Secret. For a guest without a CSI driver, the
+    /// HelmChart of the CSI driver is left out.
     HelmChartK3s,
 }
 
