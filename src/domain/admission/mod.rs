@@ -41,8 +41,9 @@ pub struct AdmissionRequest<'a> {
     /// Harvester's Go controller while a controller other than this operator holds the Lease.
     pub by_operator: bool,
     /// Whether the client sent the request in v1alpha1. If so, the API server has converted
-    /// `object` from v1alpha1 to v1beta1, and `old` to v1alpha1 and back. Both lack the fields that
-    /// did not fit into the annotation ([`crate::conversion::annotations`]).
+    /// `object` from v1alpha1 to v1beta1. It has converted `old` from v1beta1 to v1alpha1, and back
+    /// to v1beta1. Both lack the fields that did not fit into the annotation that carries fields
+    /// ([`crate::conversion::annotations`]).
     pub in_v1alpha1: bool,
     /// The object as it would be stored. `None`: the request is a deletion.
     pub object: Option<&'a Value>,

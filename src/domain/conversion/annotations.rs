@@ -15,9 +15,9 @@
 //! * The fields of the status are left out first, because they are computed again.
 //! * Within the spec, and within the status, the largest fields are left out first.
 //!
-//! If a client writes an object with `cut` in v1alpha1, the conversion to v1beta1 cannot restore
-//! the fields that were left out. The conversion leaves the names of the spec's fields in `cut`. By
-//! these names, admission finds the loss, and refuses the write.
+//! A client of v1alpha1 may write back an object that has `cut`. The conversion to v1beta1 cannot
+//! restore the fields that were left out. The conversion leaves the names of the spec's fields in
+//! `cut`. By these names, admission finds the loss, and refuses the write.
 //!
 //! Invariant: the time of the functions here grows about in proportion to the size of the object
 //! and its annotations. Reason: a tenant can write the annotation's text, and every caller can
@@ -30,10 +30,11 @@ use crate::limits::json_size::{maps, most_values};
 
 /// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Maximum size, in bytes, of an object's annotations without the one that carries fields. The
-/// remaining 4 KiB are enough for the names of all fields that do not fit (`cut`): all field names
-/// of a LoadBalancer together have less than 1 KiB. Above this size, admission refuses every write
-/// in v1alpha1, and a write in v1beta1 that enlarges the other annotations.
+/// Maximum size, in bytes, of an object's annotations without the one that carries fields. If they
+/// are larger, admission refuses every write in v1alpha1, and a write in v1beta1 that enlarges
+/// them. The maximum leaves 4 KiB for the annotation that carries fields. This is enough for the
+/// names of all fields that do not fit (`cut`): all field names of a LoadBalancer together have
+/// less than 1 KiB.
 pub const MOST_OF_OTHERS: usize = ANNOTATIONS_LIMIT - 4 * 1024;
 /// Maximum number of fields of one section (spec or status) whose names are put into `cut`. More
 /// names are not needed: one name of a lost spec field is enough for admission to refuse the write.
@@ -164,8 +165,9 @@ impl CarriedFields {
     }
 }
 
-/// Upper bound of the number of values that the conversion parses from the text of an annotation.
-/// Zero: the text counts as another program's, and is not parsed.
+/// Number of values that the conversion parses from the text of an annotation, estimated: the true
+/// number is never higher. The number 0 means that the text counts as another program's, and is not
+/// parsed.
 pub fn values_to_parse(text: &str) -> usize {
     // A JSON list is not parsed, although serde would read it as a list of the fields' values. A
     // text above the limit is not parsed, because no API server stores it.
@@ -216,7 +218,11 @@ pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carried
 }
 
 /// Writes the fields `carry` into the annotation `annotation` of the object. Fields that do not fit
-/// are left out. If `carry` is empty, no fields are written.
+/// are left out. The annotation may already have a text:
+///
+/// * A text that only names lost fields (`cut`) is removed.
+/// * Any other text is moved into `kept`. Exception: another program's text stays in place if
+///   `carry` is empty.
 pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: CarriedFields) {
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
@@ -253,8 +259,8 @@ fn annotations(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value
     object.get_mut("metadata")?.get_mut("annotations")?.as_object_mut()
 }
 
-/// Removes the object's map of annotations if it is empty. The API server stores no empty maps, so
-/// an object without annotations must not get one by its conversion.
+/// Removes the object's map of annotations if the map is empty. The API server stores no empty
+/// maps, so the conversion must not leave an empty map in an object without annotations.
 fn drop_if_empty(object: &mut Map<String, Value>) {
     if annotations(object).is_some_and(|annotations| annotations.is_empty())
         && let Some(Value::Object(metadata)) = object.get_mut("metadata")

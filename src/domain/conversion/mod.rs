@@ -46,8 +46,8 @@ use serde_json::{Map, Value, json};
 use annotations::CarriedFields;
 use api::{self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, LABEL_VM_NAME, v1alpha1};
 
-/// Field of a health check that is a number: (name in v1beta1, name in v1alpha1, default of a field
-/// that is not set).
+/// Numeric field of a health check: (name in v1beta1, name in v1alpha1, default if the field is not
+/// set).
 type HealthNumber = (&'static str, &'static str, i32);
 
 /// Fields of a health check that are numbers.
@@ -336,10 +336,10 @@ fn translate_health(
     Some(Value::Object(translated))
 }
 
-/// Merges two versions of one health check into one of v1beta1. Numbers that the client did not
-/// edit, and fields that v1alpha1 lacks, come from `travelled`. `travelled`: the health check in
-/// v1beta1, which the annotation carried. `now`: the health check in v1alpha1, which a client may
-/// have edited.
+/// Merges the health check `travelled` (in v1beta1, from the annotation) with `now` (the same
+/// health check in v1alpha1, which a client may have edited). The result is in v1beta1. Numbers
+/// that the client did not edit, and fields that v1alpha1 lacks, come from `travelled`. The other
+/// fields come from `now`.
 fn merge_health(travelled: &Value, now: &Value) -> Value {
     let read = read_health(now).unwrap_or(Value::Null);
     let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {

@@ -1,5 +1,5 @@
-//! Ownership of the status. The status is not a subresource, so every update of the object contains
-//! the status. The rules:
+//! Ownership of a LoadBalancer's status. The status is not a subresource, so every update of the
+//! object also replaces the status. The rules:
 //! * only the operator changes the operator's fields. Fields that a client omits are restored;
 //! * in a guest's LoadBalancer, the cloud provider writes `address`: the claimed address, or the
 //!   address that the guest leased. If the cloud provider empties the field, the claimed address is
@@ -19,10 +19,10 @@ use api::{DHCP_ADDRESS, READY};
 const MOST_REPORTED: usize = 4;
 
 /// Restores the fields of the status that the client omitted or sent blank. Reason: a client whose
-/// types lack a field omits the field, and does not want to remove it. If the client sent
-/// conditions, only the condition Ready is restored.
+/// types lack a field omits the field, and does not want to remove it. If the client sent some
+/// conditions, Ready is the only condition that is restored.
 ///
-/// In a guest's LoadBalancer, `address` is restored only in these cases:
+/// In a guest's LoadBalancer, `address` is changed only in these cases:
 /// * the client omitted the whole status, or sent it blank: `address` gets the stored value;
 /// * the client emptied only `address`, the stored object has an `address`, and an address is
 ///   claimed: `address` gets the claimed address;
@@ -71,10 +71,10 @@ fn put_back(new: &mut Value, old: &Value, guest: bool) {
     }
 }
 
-/// Puts the claimed address into `address` if a guest has emptied this field. Reason: the guest's
-/// cloud provider treats a LoadBalancer with an empty address as one that does not exist. The
-/// reconciler would write the same address, but only later. If the guest leases its address by
-/// DHCP, `0.0.0.0` is written in place of a claimed address.
+/// Puts the stored `status.allocatedAddress.ip` into `address` if a guest has emptied `address`.
+/// Reason: the guest's cloud provider treats a LoadBalancer with an empty address as one that does
+/// not exist. The reconciler would write the same value, but only later. The value is `0.0.0.0` if
+/// the guest leases its address by DHCP. Changes nothing if the stored object has no `address`.
 fn address_back(new: &mut Value, old: &Value) {
     let claim = old.pointer("/status/allocatedAddress/ip").and_then(Value::as_str);
     let Some(claim) = claim.filter(|ip| !ip.is_empty() && address(old).is_some()) else { return };
@@ -108,8 +108,9 @@ fn conditions_back(status: &mut Map<String, Value>, stored: &Value) {
     }
 }
 
-/// Removes the operator's fields from the status of a new object. For example, an object that is
-/// restored from a backup must claim its address again.
+/// Removes the status of a new object, except conditions other than Ready. Warns if a value is
+/// removed. Reason: a new object has no claim yet. Its status may name one, for example after a
+/// restore from a backup.
 pub(super) fn strip(new: &mut Value, answer: &mut AdmissionAnswer) {
     let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
     let mut dropped = false;
@@ -233,8 +234,10 @@ fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), S
     }
 }
 
-/// Address that a guest newly publishes as leased from a DHCP server. `None`: the guest publishes
-/// no new address, its address does not come from a DHCP server, or the text is not an IP address.
+/// Address that a guest newly publishes as leased from a DHCP server. `None` in these cases:
+/// * the LoadBalancer is not a guest's, or its guest does not lease the address by DHCP;
+/// * `status.address` is unset, unchanged, or not an IP address.
+///
 /// An IPv4 address in the form of an IPv6 address, such as `::ffff:10.0.0.7`, is returned as the
 /// IPv4 address that it means.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {

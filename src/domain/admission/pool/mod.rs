@@ -184,8 +184,9 @@ impl PoolQuestion {
         self.pool.selector.network()
     }
 
-    /// `namespace/name` of the LoadBalancer that a manual release names. `None`: there is no valid
-    /// manual release, or the ledger does not record the address for this LoadBalancer.
+    /// `namespace/name` of the LoadBalancer that the request's manual release names. `None`: the
+    /// request has no manual release that is new and valid, or the ledger does not record the
+    /// address for this LoadBalancer.
     pub fn releases(&self) -> Option<&str> {
         let asked = self.release.as_ref()?.as_ref().ok()?;
         let owner = self.allocated.get(&asked.ip.to_string())?;
@@ -261,9 +262,9 @@ impl PoolQuestion {
         of(&self.pool).into_iter().partition(|conflict| is_news(conflict, &before))
     }
 
-    /// Refuses a manual release that cannot be parsed. Admits one that will not be carried out,
-    /// with a warning: a tool that applies pools from Git sends the same annotation again, even
-    /// after the address has another owner.
+    /// Refuses a manual release that cannot be parsed. A manual release that can be parsed, but
+    /// will not be carried out, only gets a warning. Reason: a tool that applies pools from Git
+    /// sends the same annotation again, even after the address has another owner.
     fn check_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -287,8 +288,8 @@ impl PoolQuestion {
     }
 }
 
-/// Fault of the first new range whose start lies after its end. `old_spec`: the stored spec. A
-/// range in the stored spec is not new. `None`: no new range has this fault.
+/// Fault of the first new range whose start lies after its end. A range is new if the stored spec
+/// (`old_spec`) does not contain it. Returns `None` if no new range has this fault.
 fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
@@ -338,8 +339,9 @@ fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     Some(answer)
 }
 
-/// Claims of `holders` whose address is in the ranges of the stored pool (`before`), but not in the
-/// ranges of the changed pool (`now`).
+/// Claims that the pool would lose by the change. The address of such a claim is in the ranges of
+/// the stored pool (`before`), but not in the ranges of the changed pool (`now`). `holders`: all
+/// claims of the pool. The result is empty if the ranges of `now` are invalid.
 fn lost(holders: &[ClaimHolder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<ClaimHolder> {
     let within = |facts: Option<&PoolFacts>, holder: &ClaimHolder| {
         let ranges = facts.and_then(|facts| facts.ranges.as_ref());

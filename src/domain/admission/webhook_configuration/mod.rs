@@ -1,9 +1,9 @@
-//! Webhook configurations for the API server: their desired content, and whether a stored object
-//! has this content.
+//! Objects that make the API server call admission and conversion ([`WebhookObject`]): their
+//! desired content, and whether a stored object has this content.
 //!
 //! Invariants:
-//! * the configurations have the same names as those of the Go webhook, so that there is never a
-//!   second pair of configurations;
+//! * the two webhook configurations have the same names as those of the Go webhook, so that there
+//!   is never a second pair of configurations;
 //! * only fields that are decided here are changed. A list is replaced as a whole, so webhooks and
 //!   owners that other clients have added are removed.
 
@@ -30,13 +30,13 @@ const OWNERS: &str = "ownerReferences";
 const TIMEOUT: i64 = 5;
 
 /// CEL condition for a call of admission. False for an update of an object that is being deleted,
-/// if the update leaves the status unchanged. An example is the removal of a finalizer. The API
-/// server does not send such an update to admission, so it succeeds even while no replica answers.
+/// if the update leaves the status unchanged. The API server does not send such an update to
+/// admission. So the removal of a finalizer, for example, succeeds even while no replica answers.
 const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
     !has(object.metadata.deletionTimestamp) || has(object.status) != has(oldObject.status) || \
     (has(object.status) && object.status != oldObject.status)";
-/// CEL condition. False for the deletion of an IPPool without claims. So such a deletion is not
-/// sent to admission.
+/// CEL condition for a call of admission. False for the deletion of an IPPool without claims. The
+/// API server does not send such a deletion to admission.
 const NOT_AN_EMPTY_LEDGER: &str = "request.operation != 'DELETE' || (has(oldObject.status) && \
     has(oldObject.status.allocated) && size(oldObject.status.allocated) > 0)";
 
@@ -131,10 +131,12 @@ impl Registration {
         webhook
     }
 
-    /// The mutating webhook. If the call of this webhook fails, the API server goes on without
-    /// mutation. This does no harm. The operator reads an unset field of a health check as its
-    /// default. A request that wipes the status is still refused: by the validating webhook, or by
-    /// the API server if no replica answers that webhook either.
+    /// The mutating webhook. If a call of this webhook fails, the API server goes on without
+    /// mutation. This does no harm:
+    /// * The operator does not rely on the fields that mutation fills in. For example, it applies
+    ///   the same defaults to a health check itself.
+    /// * A request that wipes the status is still refused: by the validating webhook, or by the API
+    ///   server if the call of the validating webhook fails too.
     fn mutating(&self) -> Value {
         let operations = ["CREATE", "UPDATE"];
         let mut webhook = self.webhook("mutator", self.paths[1], "Ignore");

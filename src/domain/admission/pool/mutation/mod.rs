@@ -43,8 +43,8 @@ pub fn network(object: &Value) -> &str {
     object["spec"]["selector"]["network"].as_str().unwrap_or_default()
 }
 
-/// Restores an omitted status. If the status of IPPools is not a subresource, a PUT that omits the
-/// status would otherwise delete the ledger.
+/// Restores an omitted status. The CRD of Harvester's own chart has no status subresource. With
+/// that CRD, a PUT that omits the status would delete the ledger.
 fn restore_status(new: &mut Value, old: &Value) {
     let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
     if (new["status"].is_null() || new["status"].is_object())

@@ -1,4 +1,4 @@
-//! Warnings about IPPools: specs that may be stored, but may not do what the user expects.
+//! Warnings about IPPools: valid specs whose effect the user may not expect.
 
 use std::net::IpAddr;
 
@@ -150,7 +150,7 @@ fn of_selector(question: &PoolQuestion, known: &PoolRuleFacts, warnings: &mut Ve
     }
 }
 
-/// Whether a field of a scope names no particular value: the field is `*`, or blank.
+/// Whether a field of a scope names no particular value: the field is absent, empty or `*`.
 fn is_any(field: Option<&str>) -> bool {
     matches!(field, None | Some("" | "*"))
 }
