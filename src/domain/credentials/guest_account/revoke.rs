@@ -58,9 +58,9 @@ pub struct Revocation {
 
 /// Objects to delete for `what`, the value of `--revoke`. The error says why nothing may be
 /// deleted. `kept`: name of the Secret that `--revoke old` keeps, because the same command has
-/// handed out its token. `None`: `--revoke old` keeps the Secret with the newest valid token, and
-/// is refused if this token was never used, but another valid token was used. The guest would lose
-/// its access.
+/// handed out its token. `None`: `--revoke old` keeps the Secret with the newest valid token. If
+/// this token was never used, but another valid token was used, `--revoke old` is refused, because
+/// the guest would lose its access.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -182,12 +182,12 @@ fn remove_subject(
 }
 
 impl GuestCredential {
-    /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone,
-    /// because it has no VMs, and one of these holds:
+    /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone.
+    /// It has no VMs, and one of these holds:
     ///
     /// * The account does not exist.
-    /// * No TokenRotation makes tokens of the account, and the credential was neither made nor used
-    ///   for `unused_days` days.
+    /// * No TokenRotation makes tokens of the account. The creation of the account, the creation of
+    ///   its newest token and the last use of its tokens were at least `unused_days` days ago.
     ///
     /// `now`: seconds since the epoch.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {

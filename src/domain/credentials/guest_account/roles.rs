@@ -42,13 +42,14 @@ pub enum CsiAccess {
     None,
 }
 
-/// Rights that the guest's CSI driver gets: `asked`, the rights that the command requests. If
-/// `asked` is `None`, the first case that applies decides:
+/// Rights that the guest's CSI driver gets. `asked`: rights that the option `--csi` requests. If
+/// the option is not given, the first case that applies decides:
 ///
 /// 1. The driver has rights: it keeps them.
-/// 2. The guest has a token Secret or a placeholder: the driver gets no rights.
-/// 3. All other cases: the driver gets narrow rights. The token Secret is created last, so the
-///    guest is new, or its creation was interrupted.
+/// 2. The guest has a token Secret or a placeholder: the driver gets no rights. The token Secret is
+///    created last, so the guest's access is complete without these rights.
+/// 3. All other cases: the driver gets narrow rights. The guest is new, or the creation of its
+///    access was interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {

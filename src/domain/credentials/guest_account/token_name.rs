@@ -1,22 +1,22 @@
 //! Name of the Secret whose token a guest gets.
 //!
-//! A new Secret gets the name without a suffix, `<cluster>-token`, only for a new account. An
-//! existing account may have had a token Secret of this name before, and a new Secret of this name
-//! would make the revoked token valid again. No trace of the earlier Secret may be left: a user may
-//! have deleted it with kubectl, or a revocation may have ended before it created the placeholder.
+//! A new Secret gets the name without a suffix, `<cluster>-token`, only if the account is new too.
+//! An existing account may have had a Secret of this name, and the token of that Secret may have
+//! been revoked. A new Secret of the same name would make the revoked token valid again. The
+//! operator cannot always see that there was such a Secret: a user may have deleted it with
+//! kubectl, or a revocation may have ended before it created the placeholder.
 
 use super::{ExistingObjects, GuestCluster, safe_name};
 
 /// Name of the Secret whose token the guest gets. `stamp`: suffix that makes a name unique. The
-/// first case that applies decides:
+/// plain name is the name of the guest's first token Secret. The first case that applies decides:
 ///
 /// 1. `rotate` is true: a new name with `stamp`, which no Secret of the account had before.
-/// 2. The guest has a valid token: the newest Secret with a valid token.
-/// 3. The account does not exist, and no Secret of another type has the name of the guest's first
-///    token Secret: that name.
-/// 4. A foreign Secret has the name of the guest's first token Secret: that name, so that the plan
-///    refuses the Secret.
-/// 5. In all other cases: a new name with `stamp`.
+/// 2. The guest has a valid token: the name of the newest Secret with a valid token.
+/// 3. A foreign Secret has the plain name: the plain name. `plan` then returns an error about the
+///    foreign Secret.
+/// 4. The account does not exist, and no placeholder has the plain name: the plain name.
+/// 5. All other cases: a new name with `stamp`.
 pub fn wanted_token(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -1,12 +1,15 @@
-//! Changes of kubeconfigs. Either only the token of one user is replaced, or a new kubeconfig for
-//! another server is made.
+//! Changes of kubeconfigs. There are two kinds:
+//!
+//! * The tokens of one user change: the token in use, and the old token, which has a user entry of
+//!   its own.
+//! * A new kubeconfig for another server is made.
 //!
 //! Invariants:
 //!
-//! * Clusters, contexts, other users and unknown fields stay the same, unless the server changes.
-//!   Exception: the user entry that keeps an old token.
-//! * The operator never changes a user who has a method of authentication other than a token in the
-//!   file. The error names that user.
+//! * If only tokens change, the clusters, the contexts, the other users and unknown fields stay the
+//!   same.
+//! * The token of a user is replaced only if the user's entry selects no other method of
+//!   authentication. The error about another method names the user.
 //! * The written text parses to the intended value.
 //!
 //! The file is read as a JSON value, not as the type `Kubeconfig` of kube-client. That type refuses
@@ -102,10 +105,10 @@ impl Kubeconfig {
             .collect()
     }
 
-    /// Methods of authentication of all users in the file. Field 0: name of the user. Field 1: name
-    /// and times of the token or certificate by which this user authenticates. The error in field 1
-    /// says why the expiry is not known. If a user has several of the methods in
-    /// `UNKNOWN_END_FIELDS`, only the first one is returned.
+    /// Methods by which the users in the file authenticate. The result can have several entries for
+    /// one user. Field 0: name of the user. Field 1: name and times of the token or certificate.
+    /// The error in field 1 says why the expiry is not known. If a user has several of the methods
+    /// in `UNKNOWN_END_FIELDS`, only the one that comes first in that list gets an entry.
     pub fn auth_methods(&self) -> Vec<(String, Result<TokenClaims, String>)> {
         self.entries("users")
             .flat_map(|entry| {
@@ -171,8 +174,8 @@ impl Kubeconfig {
         to_yaml(&config)
     }
 
-    /// Text of a new kubeconfig for the server `to`, with one context, and one user with `token`.
-    /// `kept`: old token that is stored in a user entry of its own. `None`: there is no such entry.
+    /// Text of a new kubeconfig for the server `to`, with one context, whose user has `token`.
+    /// `kept`: old token, for a second user entry. `None`: there is no second user entry.
     pub fn for_server(
         to: &ServerEndpoint,
         token: &SecretText,

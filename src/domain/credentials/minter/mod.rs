@@ -4,13 +4,14 @@
 //!
 //! * The key is sent only to the URL that the key's own Secret names.
 //! * A cloud credential gets a token of the key's user only if that user made the cloud credential,
-//!   or if the spec allows another owner. The reason is that the owner can read the token.
+//!   or if the spec allows that another user made it. The reason is that the user who made a cloud
+//!   credential can read the token in it.
 //! * A token that the operator puts into a cloud credential is valid for one cluster only.
 
 use api::ANNOTATION_RANCHER_URL;
 
-/// Maximum length, in characters, of the annotation [`ANNOTATION_RANCHER_URL`] in a message. The
-/// rest of its URL is cut.
+/// Maximum length, in characters, of a URL from the annotation [`ANNOTATION_RANCHER_URL`] in a
+/// message. A longer URL is cut.
 const LONGEST_URL: usize = 200;
 
 /// Cloud credential that is to get a token of the API key's user.

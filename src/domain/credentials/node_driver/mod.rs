@@ -42,8 +42,8 @@ pub const RIGHTS: [DriverRight; 10] = [
 ];
 
 /// Rights to get Harvester's version, and the objects that a machine's configuration can name. The
-/// objects may be in any namespace. For one machine, the driver needs only the rights for the
-/// objects that the machine's configuration names.
+/// objects may be in any namespace. The driver does not need all of these rights for one machine,
+/// because the machine's configuration names only some of the objects.
 pub const READS: [DriverRight; 5] = [
     of("get", "harvesterhci.io", "virtualmachineimages"),
     of("get", "harvesterhci.io", "keypairs"),

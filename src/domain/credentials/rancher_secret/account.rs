@@ -2,7 +2,8 @@
 //!
 //! * A new ServiceAccount with its rights, unless the options name an existing account.
 //! * The TokenRotation that puts the account's token into the cloud credential.
-//! * The TokenRotation that renews the API key, if the key expires.
+//! * The TokenRotation that renews the API key, if the key expires and may list the tokens of its
+//!   user.
 //!
 //! Invariant: a new account gets only the rights that Rancher's node driver uses. The account gets
 //! [`RIGHTS`] in one namespace, and [`READS`] in all namespaces.
@@ -98,9 +99,9 @@ impl AccountOptions<'_> {
         self.account.unwrap_or(self.credential)
     }
 
-    /// YAML of the objects to print: the account and its rights if the account is new, the
-    /// TokenRotation for the account's token, and the TokenRotation that renews the API key if
-    /// `renews` is true. `renews`: whether the API key expires.
+    /// YAML of the objects to print: the account and its rights if the account is new, and the
+    /// TokenRotation for the account's token. `renews`: whether the TokenRotation that renews the
+    /// API key is printed too.
     pub fn text(&self, renews: bool) -> String {
         let mut all = self.vm_namespace.map(|machines| self.rights(machines)).unwrap_or_default();
         all.push(self.account_rotation());

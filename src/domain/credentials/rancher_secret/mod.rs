@@ -1,11 +1,11 @@
-//! Secret with a Rancher's API key, which the command `rancher-secret` prints, and the messages of
+//! Secret that the command `rancher-secret` prints for a Rancher's API key, and the messages of
 //! that command.
 //!
 //! Invariants:
 //!
-//! * The certificate authority comes from the Rancher itself, from a connection that is not
-//!   verified. So it is used only if it has the checksum that `--ca-checksum` names.
-//! * The Secret names the only URL to which its key may be sent.
+//! * The Rancher's certificate authority is read from the Rancher itself, over a connection that is
+//!   not verified. So it is used only if it has the checksum that `--ca-checksum` names.
+//! * The Secret names the only URL to which the API key may be sent.
 
 mod account;
 

@@ -1,16 +1,18 @@
 //! Precedence between two TokenRotations for the same credential. The one without precedence does
 //! nothing.
 //!
-//! Invariant: two TokenRotations never stop each other, whatever their states are, because their
-//! order is fixed. The first rule that decides between them applies:
+//! The first rule that decides between the two applies:
 //!
 //! 1. A TokenRotation that was made by hand has precedence over a child.
 //! 2. The older one has precedence.
 //! 3. The one whose namespace and name come first in the alphabet has precedence.
 //!
-//! A TokenRotation in another namespace has precedence only after it has read the credential.
-//! Without this condition, a user with the right to make TokenRotations in one namespace could stop
-//! a TokenRotation in another namespace.
+//! If the two are in different namespaces, the one that the rules prefer has precedence only after
+//! it has read the credential. Until then, neither of the two has precedence. Without this
+//! condition, a user with the right to make TokenRotations in one namespace could stop a
+//! TokenRotation in another namespace.
+//!
+//! Invariant: at most one of the two has precedence, because the rules give them a fixed order.
 
 use super::minter::is_same_url;
 use api::TokenRotation;
@@ -86,8 +88,9 @@ pub fn first_rival<'a>(
         .min_by_key(|other| rank(other))
 }
 
-/// Whether the status of this TokenRotation names the credential in the target. If so, the operator
-/// has read the target with an API key that has the right to do this.
+/// Whether the operator has read the credential in the target of this TokenRotation, so that the
+/// status names it. If the target is a cloud credential, this shows that the TokenRotation's API
+/// key may read the cloud credential.
 fn has_seen(rotation: &TokenRotation) -> bool {
     rotation.status.as_ref().is_some_and(|status| status.current.is_some())
 }

@@ -21,9 +21,13 @@ const LAST_RETRY: Seconds = 600;
 /// right, and no event reports that an admin has granted the right.
 const LAST_REVOKE: Seconds = 120;
 
-/// Action that brings the recorded state up to date with the observed state. `None`: the recorded
-/// state agrees with the target's content and with the existing credentials, or it has no room for
-/// further credentials ([`RotationState::is_stuck`]).
+/// Action that brings the recorded state up to date with the observed state. `None`, if both of
+/// these hold:
+///
+/// * The credential in the target is the recorded one, and its recorded expiry needs no change. Or
+///   no credential in the target is known.
+/// * No existing credential is known that the recorded state lacks. Or the recorded state has no
+///   room for another one ([`RotationState::is_stuck`]).
 pub(super) fn update_state(input: DecisionInput<'_>) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
     if let Some(held) = seen.target.held() {
@@ -47,8 +51,9 @@ pub(super) fn update_state(input: DecisionInput<'_>) -> Option<RotationAction> {
 /// credential in the target. The comparison depends on the plan:
 ///
 /// * If the operator replaces the credential, the hashes are compared.
-/// * If the credential is only watched, the names are compared, and also the expiries, unless the
-///   issuer was asked for the expiry. The status has no hash of a watched credential, because the
+/// * If the credential is only watched, the names and the expiries are compared. Expiries are not
+///   compared if only the issuer knows the expiry, because this expiry may change while the
+///   credential stays the same. The status has no hash of a watched credential, because the
 ///   credential may be a password, and a hash would reveal it.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
@@ -315,8 +320,8 @@ pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> b
 /// Whether the target allows the revocation of `old`. True if one of these holds:
 ///
 /// * The state records neither a publication of `old` nor an attempt to publish it.
-/// * The target has another credential in use, and no late write of `old` can still succeed. The
-///   outcome of a late write is not known.
+/// * The target has another credential in use, and no write of `old` with an unknown outcome can
+///   still succeed.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
         // The credential was never published, or was only found by its name at the issuer.

@@ -240,8 +240,9 @@ fn restart(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<Rotatio
     })
 }
 
-/// State after workloads were restarted for the credential in the target, or if the plan restarts
-/// none. The overlap begins now for each old credential whose overlap had not begun.
+/// State in which the overlap begins now for each old credential whose overlap had not begun. If
+/// the plan restarts workloads, the state also records that they were restarted for the credential
+/// in the target.
 pub fn after_restart(plan: &RotationPlan, state: &RotationState, now: Seconds) -> RotationState {
     let mut next = state.clone();
     if plan.restarts {
@@ -254,20 +255,19 @@ pub fn after_restart(plan: &RotationPlan, state: &RotationState, now: Seconds) -
     next
 }
 
-/// Action that revokes the first old credential whose overlap is over. Another action comes first
-/// if one of these holds:
+/// Next action for the old credentials. `None`: no action is possible now. `until` then gets the
+/// time of the next action, if that time is known.
 ///
-/// * A late write (its outcome is not known) can no longer succeed. The action records this.
-/// * The target keeps the old credential beside the one in use. The action removes the old
-///   credential from the target.
+/// If a late write (its outcome is not known) can no longer succeed, the action records this. In
+/// other cases, the action revokes the first old credential whose overlap is over. If the target
+/// keeps this credential for the overlap, the action only removes the credential from the target,
+/// and the revocation comes later. These credentials are skipped:
 ///
-/// `None`: no credential can be revoked now. `until` then gets the time of the next revocation or
-/// removal, if that time is known. A credential is skipped if one of these holds:
-///
-/// * The credential is in use in the target.
-/// * The credential may have been published, and the target contains no credential.
-/// * A person has copied the credential into the target.
-/// * A late write can still put the credential into the target.
+/// * The credential in use in the target.
+/// * A credential that may have been published, if the target contains no credential.
+/// * A credential that a late write can still put into the target.
+/// * A credential of which a person has put a copy into the target.
+/// * A credential that the target keeps, if a failed step waits for its next try.
 fn revoke(input: DecisionInput<'_>, until: &mut EarliestTime) -> Option<RotationAction> {
     let DecisionInput { plan, state, seen } = input;
     if let Some(next) = without_late_writes(input) {

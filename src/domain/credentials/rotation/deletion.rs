@@ -18,9 +18,11 @@ use super::{
 const PATIENCE: Seconds = 15 * 60;
 
 /// Latest time at which a deletion completes, even if a credential could not be revoked. The time
-/// is [`PATIENCE`] after the end of the last running overlap, but at most `plan.overlap` and
-/// [`PATIENCE`] after the request to delete. If no overlap runs, or if the deletion revokes
-/// everything at once, the time is [`PATIENCE`] after the request.
+/// is [`PATIENCE`] after one of these times:
+///
+/// * The request to delete, if no overlap runs, or if the deletion revokes everything at once.
+/// * In other cases, the end of the last running overlap, or `plan.overlap` after the request to
+///   delete, whichever is earlier.
 pub(super) fn deadline(plan: &RotationPlan, state: &RotationState) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // After a failed revocation, `after` is the end of a pause, not of an overlap.
@@ -30,8 +32,9 @@ pub(super) fn deadline(plan: &RotationPlan, state: &RotationState) -> Seconds {
     end.min(asked + plan.overlap).max(asked) + PATIENCE
 }
 
-/// Names of the recorded credentials that would stay unrevoked if a deletion completed now. If the
-/// deletion does not revoke the credential in the target, that credential is not named.
+/// Names of the recorded credentials that must be revoked, and would not be if a deletion completed
+/// now. The credential in the target must be revoked only if `plan.revokes` is true, and if the
+/// operator made the credential.
 pub fn left_behind<'a>(plan: &RotationPlan, state: &'a RotationState) -> Vec<&'a str> {
     let current = state.current.as_ref().filter(|current| plan.revokes && current.ours);
     let previous = state.previous.iter().map(|old| &old.name);
@@ -123,13 +126,13 @@ pub(super) fn next_step(input: DecisionInput<'_>) -> RotationAction {
     until.0.map_or(RotationAction::Finish, |until| RotationAction::Wait(Some(until.min(last))))
 }
 
-/// State in which overlaps begin now. `None`: all overlaps have already begun. The first case that
-/// applies decides which overlaps begin:
+/// State in which overlaps begin now. `None`: no overlap begins now. The first case that applies
+/// decides which overlaps begin:
 ///
-/// 1. Late writes (their outcome is not known) can no longer succeed: the overlaps of their
-///    credentials.
-/// 2. Overlaps wait for a restart of the workloads: these overlaps, because a deletion restarts no
-///    workloads.
+/// 1. Late writes (their outcome is not known) can no longer succeed. The overlaps of their
+///    credentials begin.
+/// 2. Overlaps wait for a restart of the workloads. These overlaps begin, because a deletion
+///    restarts no workloads.
 fn with_overlaps(input: DecisionInput<'_>) -> Option<RotationState> {
     let DecisionInput { plan, state, seen } = input;
     if let Some(next) = without_late_writes(input) {
