@@ -10,7 +10,8 @@
 //! * No received frame causes a panic.
 //! * A DHCP message changes a lease only after the client has checked the message's xid, hardware
 //!   address and client identifier.
-//! * An address may be used only after it was written into the client's DHCPLease.
+//! * The operator publishes a leased address only after the agent has written it into the client's
+//!   DHCPLease.
 
 mod client;
 mod disputes;

@@ -1,11 +1,11 @@
 //! Identity by which a DHCP server knows the holder of a lease: hardware address, client
 //! identifier, host name. Invariants:
 //!
-//! * The derived identity is the same in every process and every version. Some servers identify a
-//!   client by the hardware address, others by the client identifier, so a client that changes one
-//!   of the two loses its address at some servers. Therefore, the identity is derived only from
-//!   facts that stay the same when a LoadBalancer is deleted and created again: the cluster, the
-//!   network, namespace and name.
+//! * The derived identity of a LoadBalancer is the same in every process and every version, and
+//!   also after the LoadBalancer is deleted and created again. It is derived only from the cluster,
+//!   the network, and the LoadBalancer's namespace and name. Reason: some servers identify a client
+//!   by the hardware address, others by the client identifier. A client that changes one of the two
+//!   loses its address at some servers.
 //! * The identity is derived by a cryptographic hash, because tenants choose names. With a weak
 //!   hash, a tenant could find a name that gives the identity of another tenant's LoadBalancer, and
 //!   could take over the address of that LoadBalancer.
@@ -85,8 +85,8 @@ pub enum ClientIdForm {
     /// A DUID (RFC 4361). Each client has its own.
     #[default]
     Duid,
-    /// The hardware address, after its type octet. Windows and several address managers use this
-    /// client identifier as the key of reservations.
+    /// The hardware address, after its type octet. The DHCP server of Windows and several address
+    /// managers find a client's reservation by this client identifier.
     Mac,
     /// No client identifier. Servers then recognise the client by its hardware address.
     None,
@@ -158,8 +158,9 @@ impl ClientIdentity {
 }
 
 /// Makes one label of a DNS name from a LoadBalancer's name: a `.` becomes `-`. A name of more than
-/// 63 characters is cut, and gets digits of `hash` at its end, because two names may differ only at
-/// their end. Precondition: the name begins with a lower-case letter or a digit.
+/// 63 characters is cut, and digits of `hash` replace its end. Without the digits, two names that
+/// differ only at the end would give the same label. Precondition: the name begins with a
+/// lower-case letter or a digit.
 fn hostname(name: &str, hash: &[u8]) -> String {
     let label = |length| {
         let label = name.chars().map(|c| if c == '.' { '-' } else { c }).take(length);

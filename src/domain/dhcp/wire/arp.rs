@@ -56,8 +56,8 @@ impl ArpPacket {
     }
 }
 
-/// Frame of the ARP probe for `address`, which asks for the station that has this address. The
-/// sender's hardware address is `ours`. The sender's IP address is `0.0.0.0`.
+/// Frame of an ARP probe. The probe asks which station has `address`. The sender's hardware address
+/// is `ours`. The sender's IP address is `0.0.0.0`.
 pub fn probe(ours: Mac, address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet_header(ours, Mac::BROADCAST, ETHERTYPE_ARP, LENGTH);
     frame.extend(KIND);

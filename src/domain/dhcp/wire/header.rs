@@ -1,4 +1,4 @@
-//! Parts that packets have in common: octets at an offset, and the Ethernet header.
+//! Reads octets at an offset of a packet, and writes the Ethernet header.
 
 use super::super::Mac;
 

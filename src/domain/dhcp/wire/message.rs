@@ -1,8 +1,8 @@
 //! DHCP messages that a client sends or reads.
 //!
 //! Invariant: a message that [`read`] accepts has the DHCP cookie, a type and a valid server
-//! address. The message is for the client's hardware address, and has no client identifier of
-//! another client. The caller checks everything else.
+//! address. The message is for the client's hardware address. If the client sends a client
+//! identifier, the message has the same one or none. The caller checks everything else.
 
 use std::net::Ipv4Addr;
 
@@ -158,7 +158,8 @@ pub struct ServerReply {
     /// First router in option 3. `None`: the option is missing or contains no address, or no host
     /// can have the address.
     pub gateway: Option<Ipv4Addr>,
-    /// First name servers in option 6, at most three. Empty: the message names none.
+    /// First name servers in option 6, at most three. Addresses that no host can have are left out.
+    /// Empty: the option is missing, or no address remains.
     pub name_servers: Vec<Ipv4Addr>,
 }
 

@@ -75,8 +75,8 @@ impl<'a> OptionReader<'a> {
     }
 }
 
-/// Options in one area. The entry `None` is an option that goes beyond the end of the area. No
-/// other entry follows.
+/// Iterator over the options in one area. An item is the code and the value of an option. The item
+/// is `None` if the option goes beyond the end of the area. This item is the last one.
 struct OptionEntries<'a>(&'a [u8]);
 
 impl<'a> Iterator for OptionEntries<'a> {

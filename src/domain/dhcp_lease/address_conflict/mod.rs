@@ -1,8 +1,9 @@
 //! Reasons not to publish a leased address: another object has the address or may get it, or the
 //! address does not belong to the network.
 //!
-//! A tenant may run the DHCP server of a network. If this server leased an address of the cluster
-//! itself, the cluster's traffic would go to the tenant's VMs (CVE-2020-8554).
+//! A tenant may run the DHCP server of a network, and this server may lease an address of the
+//! cluster itself. If the operator published such an address, the cluster's traffic would go to the
+//! tenant's VMs (CVE-2020-8554).
 //!
 //! Only these reasons count against an address that is already published:
 //!
@@ -12,9 +13,9 @@
 //! * The cluster itself has the address. Ingress addresses of Services do not count here.
 //! * The address's own lease has this address as the gateway.
 //!
-//! So such an address stays published if a pool's ranges now contain it, or if the CIDR or gateway
-//! of its network has changed. Two networks count as the same if they have the same bridge and the
-//! same VLAN.
+//! So a published address stays published if a pool's ranges now contain it, or if the CIDR or
+//! gateway of its network has changed. Two networks count as the same if they have the same bridge
+//! and the same VLAN.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -35,19 +36,21 @@ pub struct PoolSegment {
     pub segment: Segment,
 }
 
-/// Another LoadBalancer that has the leased address in its status or in its record. This
-/// LoadBalancer may be on any network.
+/// LoadBalancer, other than the one that leases the address, that has the same address in its
+/// status or in its record. The two LoadBalancers may be on different networks. A LoadBalancer with
+/// the address in its status and in its record gives two values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherHolder {
-    /// Segment on which the address of that LoadBalancer is announced. `None`: the address counts
-    /// on each segment.
+    /// Segment on which the address of that LoadBalancer is announced. `None`: a global pool has
+    /// allocated the address, so any segment is possible.
     pub segment: Option<Segment>,
     /// Whether a pool allocated the address to that LoadBalancer.
     pub by_pool: bool,
-    /// Whether that LoadBalancer publishes the address. `false`: only its record has the address.
+    /// Whether the address is in the status of that LoadBalancer. `false`: it is in the record.
     pub publishes: bool,
     /// Whether that LoadBalancer is older than the one that is to publish the address. If
-    /// `publishes` is `false`, the ages of the two LoadBalancers' records are compared instead.
+    /// `publishes` is `false`, the ages of the two LoadBalancers' records are compared instead. The
+    /// value is then also `true` if the one that is to publish the address has no record.
     pub older: bool,
 }
 
@@ -110,8 +113,8 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
     uses.pools.iter().find_map(|pool| in_pool(ip, pool, &uses.segment))
 }
 
-/// Reason not to publish an address that is the network's gateway, or is outside the network's
-/// CIDR. `None`: the address is not the gateway, and the CIDR contains it or is an IPv6 one.
+/// Reason not to publish an address that is the network's gateway, or is outside the network's IPv4
+/// CIDR. `None`: neither is true. An IPv6 CIDR is ignored.
 fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> {
     let NetworkRange { cidr, gateway } = range;
     let ip = IpAddr::V4(ip);

@@ -1,10 +1,10 @@
-//! Deployment of a network's agent. The operator creates, updates and deletes the Deployment. The
-//! fields that depend on the network are set here. All other fields come from the chart's template.
-//! Invariants:
+//! Deployment of a network's agent. The operator creates, updates and deletes the Deployment. This
+//! module sets the fields that depend on the network, the operator's label and the owner reference.
+//! The other fields come from the chart's template. Invariants:
 //!
 //! * A Deployment without the operator's own label is never changed or deleted.
-//! * A network's name cannot add an argument or a field. It is always a whole value: an argument,
-//!   an annotation, or strings in the JSON for Multus.
+//! * A network's name cannot add an argument or a field. The name is a whole argument or a whole
+//!   annotation. In the JSON for Multus, each of its two parts is a whole string.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ pub struct StoredDeployment {
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Whether the Deployment has the operator's label, because the operator created it.
+    /// Whether the Deployment has the operator's label, which means that the operator created it.
     pub ours: bool,
     /// Whether the Deployment is being deleted.
     pub leaving: bool,
@@ -167,9 +167,10 @@ fn arguments(network: &str) -> [&str; 4] {
     ["--network", network, "--interface", INTERFACE]
 }
 
-/// Deployment of a network's agent with these options, made from the chart's `template`.
-/// `cluster_network`: name of the cluster network to which the network belongs, or empty. `owner`:
-/// owner reference of the Deployment. `None`: the Deployment gets no owner reference.
+/// Deployment of a network's agent, made from the chart's `template`. `cluster_network`: name of
+/// the cluster network to which the network belongs. Empty: each node has the network. `options`:
+/// command-line options of the agent. `owner`: owner reference of the Deployment. `None`: the
+/// Deployment gets no owner reference.
 pub fn deployment(
     template: &Value,
     network: &str,
@@ -211,8 +212,8 @@ pub fn deployment(
     wanted
 }
 
-/// Key of the label on the nodes that have this cluster network. `None`: each node has this cluster
-/// network.
+/// Key of the label on the nodes that have this cluster network. `None`: the name is empty or
+/// `mgmt`, and each node counts as having the cluster network.
 pub fn node_label(cluster_network: &str) -> Option<String> {
     let everywhere = cluster_network.is_empty() || cluster_network == MANAGEMENT;
     (!everywhere).then(|| format!("{LABEL_CLUSTER_NETWORKS}{cluster_network}"))

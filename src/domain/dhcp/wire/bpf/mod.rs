@@ -46,12 +46,12 @@ const LDX_HEADER: u16 = 0xb1;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
-/// Offset from which Linux loads the VLAN tag that the network card removed from the frame
-/// (`SKF_AD_OFF + SKF_AD_VLAN_TAG`).
+/// Offset at which a program reads the VLAN tag of the frame (`SKF_AD_OFF + SKF_AD_VLAN_TAG`). The
+/// network card or Linux has removed the tag from the frame itself.
 const VLAN_TAG: u32 = 0xffff_f000 + 44;
 const VLAN_ID: u32 = 0x0fff;
-/// Offset from which Linux loads whether the frame was received or sent
-/// (`SKF_AD_OFF + SKF_AD_PKTTYPE`).
+/// Offset at which a program reads the direction of the frame (`SKF_AD_OFF + SKF_AD_PKTTYPE`). For
+/// a frame that was sent, the value is [`OUTGOING`].
 const DIRECTION: u32 = 0xffff_f000 + 4;
 const OUTGOING: u32 = 4;
 const WHOLE_FRAME: u32 = 0x0004_0000;
@@ -102,8 +102,8 @@ impl BpfProgram {
     }
 }
 
-/// Program that lets the frames of `accepted` pass, for all clients. A fragment, a frame of a VLAN
-/// and a frame that this machine sends never pass.
+/// Program that lets the frames of `accepted` pass, with any hardware address. A fragment, a frame
+/// of a VLAN, and a frame that the socket's own interface sends never pass.
 pub fn filter(accepted: FrameFilter) -> Vec<BpfInstruction> {
     if accepted == FrameFilter::Nothing {
         return vec![BpfInstruction { code: RETURN, jt: 0, jf: 0, k: 0 }];

@@ -75,9 +75,9 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
     (port == CLIENT_PORT || port == SERVER_PORT).then_some(UdpDatagram { source, port, payload })
 }
 
-/// Hardware address of the client that sends or receives the DHCP message in a frame. The agent has
-/// one socket for all clients, and gives the frame to this client. `None`: the frame has no DHCP
-/// message. For example, it is an ARP frame, which concerns every client that waits for ARP.
+/// Hardware address of the client that sends or receives the DHCP message in a frame. `None`: the
+/// frame has no DHCP message. An example is an ARP frame. The agent has one socket for all clients,
+/// and finds by this address the client that gets the frame.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
         FrameContent::Udp(datagram) => message::holder(datagram.payload),
