@@ -5,8 +5,9 @@
 
 use crate::object_fields::digest::sha256_hex;
 
-/// Maximum length of the readable part of an agent's name, in characters. This part, a dash and the
-/// digest together fit into a DNS label of 63 characters.
+/// Maximum length of the readable part of an agent's name, in characters. The readable part is
+/// [`AGENT_PREFIX`] and the network. With a dash and the digest, a name has at most 54 characters,
+/// so it fits into a DNS label (63).
 const READABLE: usize = 45;
 /// Length of the digest at the end of an agent's name, in characters.
 const DIGITS: usize = 8;

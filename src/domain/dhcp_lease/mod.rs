@@ -2,14 +2,15 @@
 //! each record, and the conditions for publishing a recorded address.
 //!
 //! The host leases addresses on the declared networks. While a network's agent is not active, new
-//! LoadBalancers on this network wait for their addresses. Either the host or the announcer leases
-//! the address of a LoadBalancer. This is decided when the LoadBalancer gets its first address, and
-//! stays so until the LoadBalancer is created again. Exceptions:
+//! LoadBalancers on this network wait for their addresses.
 //!
-//! * The announcer leases instead of the host, if the annotation [`ANNOTATION_DHCP`] chooses the
-//!   announcer before an address is published.
-//! * The host leases instead of the announcer, after it has taken over the lease
-//!   (`kube_vip_takeover`).
+//! Either the host or the announcer leases the address of a LoadBalancer. This party is settled
+//! when the record is created, or when `0.0.0.0` is published for the announcer. It stays the same
+//! until the LoadBalancer is created again. Exceptions:
+//!
+//! * The announcer replaces the host, if the annotation [`ANNOTATION_DHCP`] chooses the announcer
+//!   while no address that the host leased is published.
+//! * The host replaces the announcer, if the host takes over the lease (`kube_vip_takeover`).
 //!
 //! Invariants:
 //!
@@ -72,8 +73,8 @@ pub enum LeasingParty {
 /// Next step for a LoadBalancer whose address comes from a DHCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeasingStep {
-    /// The announcer leases the address. The text is the reason that the LoadBalancer's condition
-    /// reports. `None`: the condition reports no reason.
+    /// The announcer leases the address. The text says why, for the message of the LoadBalancer's
+    /// condition. `None`: this step adds no reason to the message.
     Guest(Option<String>),
     /// Create the record: the host is to lease the address, and there is no record yet.
     Create,
@@ -109,8 +110,9 @@ pub struct LeasingFacts<'a> {
     /// Service of the LoadBalancer. `None`: there is none. During a takeover, this is the Service
     /// for which the announcer has leased the address.
     pub service: Option<&'a service::StoredService>,
-    /// Whether the leader's term has just begun. If the API server was unavailable before the term,
-    /// agents may not yet have written their renewals of leases.
+    /// Whether the leader's term has just begun. Then a published address stays even if the
+    /// recorded expiry of its lease has passed. The agent may have renewed the lease while the API
+    /// server was unavailable, and may not have recorded the renewal yet.
     pub early: bool,
     /// Current time.
     pub now: DateTime<FixedOffset>,
@@ -131,17 +133,16 @@ pub struct AgentLease {
     pub version: String,
 }
 
-/// Whether the agent that holds the Lease is active: an agent holds the Lease, and `silent_for` is
+/// Whether an agent holds the Lease and is active. The agent is active while `silent_for` is
 /// shorter than the Lease's duration. `silent_for`: time since a change of the Lease was last
 /// observed.
 pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
-/// Whether a Lease that the operator reads for the first time counts as abandoned at once. `true`:
-/// the last renewal expired longer before `now` than the clocks of two machines may differ
-/// (`CLOCKS_APART`). `false`: the Lease counts as abandoned only after it has stayed unchanged for
-/// its whole duration.
+/// Whether a Lease counts as abandoned when the operator reads it for the first time. `true`: at
+/// `now`, its last renewal has been expired for more than `CLOCKS_APART`. `false`: the Lease counts
+/// as abandoned only after it has stayed unchanged for its whole duration.
 pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
@@ -219,8 +220,8 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
     }))
 }
 
-/// Decides the next step for a LoadBalancer whose address the host leases, if the LoadBalancer has
-/// a record.
+/// Decides the next step for a LoadBalancer whose address the host leases. `record`: the record of
+/// the LoadBalancer.
 fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     let LeasingFacts { lb, network, declared, serving, early, now, .. } = *seen;
     if record.metadata.deletion_timestamp.is_some() {
@@ -318,7 +319,8 @@ fn recorded(record: &DHCPLease) -> Option<LeasedAddress> {
     Some(LeasedAddress { ip, mask: subnet.map(|subnet| subnet.netmask()), gateway, network })
 }
 
-/// Whether an address can belong to a single host. The agent checks further conditions.
+/// Whether an address can belong to a single host. An agent makes further checks before it accepts
+/// an address from a DHCP server.
 fn is_host(ip: Ipv4Addr) -> bool {
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast())
 }

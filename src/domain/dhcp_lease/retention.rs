@@ -27,17 +27,18 @@ pub enum RetentionStep {
     Leave(DateTime<FixedOffset>),
     /// Delete the record. Then its agent gives the address back.
     Delete,
-    /// Remove the finalizer of a deleted record, although no agent has given its address back. This
-    /// action is possible only if both of these hold:
+    /// Remove the finalizer of a record that is being deleted, although no agent has given the
+    /// record's address back. This action is possible only if both of these hold:
     ///
-    /// * No agent is active.
+    /// * The agent of the record's network is not active.
     /// * The record has no address, or its lease has expired by the wall clock.
     Forget,
 }
 
 /// Decides the next action on a record. `lb`: the LoadBalancer with the record's name. `network`:
-/// the network of `lb`. `agent`: whether the agent of the record's network is active. `grace`: time
-/// for which the address is kept after the deletion of its LoadBalancer.
+/// the network of `lb`, or empty if there is no `lb`. `agent`: whether the agent of the record's
+/// network is active. `grace`: time for which the address is kept after the deletion of its
+/// LoadBalancer.
 pub fn retention_step(
     record: &DHCPLease,
     lb: Option<&LoadBalancer>,

@@ -1,13 +1,15 @@
 //! Takeover of kube-vip's lease by the host, with the same address. Steps:
 //!
-//! 1. The identity of kube-vip's client is written on the LoadBalancer.
-//! 2. The Service is deleted. Then kube-vip stops its client, which sends a RELEASE
-//!    (`deleteService` in pkg/services/services.go).
+//! 1. The operator writes the identity of kube-vip's client on the LoadBalancer.
+//! 2. The operator deletes the Service. Then kube-vip stops its client, which sends a DHCPRELEASE
+//!    (`deleteService` in kube-vip's pkg/services/services.go).
 //! 3. The host asks for the same address, as the same client.
 //!
-//! In any other order, kube-vip would release the address at the server after the host has leased
-//! it. A takeover is possible only for a VM load balancer, because its Service is in this cluster.
-//! The LoadBalancer's annotation must also choose the host to lease the address.
+//! Step 1 needs the Service, because the identity is read from the Service. If step 3 came before
+//! step 2, kube-vip would release an address that the host has leased.
+//!
+//! A takeover is possible only for a VM load balancer. The Service of a guest load balancer is not
+//! in this cluster. The LoadBalancer's annotation must also choose the host to lease the address.
 
 use std::time::Duration;
 
@@ -21,8 +23,9 @@ use crate::reason::{NoLease, TAKEOVER};
 use crate::vm_backends::listeners;
 use api::{Condition, LoadBalancer};
 
-/// Time for which kube-vip may still send the DHCPRELEASE after the deletion of a Service. This
-/// time is counted from the last update of the condition that reports the takeover.
+/// Time that kube-vip gets to send its DHCPRELEASE, counted from the last update of the condition
+/// that reports the takeover. The operator requests the deletion of the Service before it writes
+/// this condition.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
 /// Interval between two checks whether a takeover can continue.
 pub const AGAIN: Duration = Duration::from_secs(1);
@@ -33,8 +36,8 @@ pub fn is_possible(lb: &LoadBalancer) -> bool {
     listeners::is_vm(lb) && choice(lb) == Ok(Some(LeasingParty::Host))
 }
 
-/// Whether the next step for a LoadBalancer depends on its Service, because a takeover is possible
-/// or has begun.
+/// Whether the next step for a LoadBalancer depends on its Service. `true`: a takeover is possible
+/// ([`is_possible`]), and either the announcer still leases the address or the takeover has begun.
 pub fn needs_service(lb: &LoadBalancer) -> bool {
     is_possible(lb) && (is_guests(lb) || noted(lb).is_some())
 }

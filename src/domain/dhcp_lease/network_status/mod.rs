@@ -1,10 +1,10 @@
-//! Status of the host's leases on a network, as JSON in an annotation on the network's
-//! NetworkAttachmentDefinition, because this kind has no field for a status. The annotation is
-//! written only when the status changes. The status says:
+//! Status of the host's leases on a network. The status is stored as JSON in an annotation on the
+//! network's NetworkAttachmentDefinition, because this kind has no field for a status. The operator
+//! writes the status only when it changes. The status says:
 //!
 //! * The pod that serves the network, and since when. If no pod serves it: the reason.
-//! * The annotation of the network that is not valid, if there is one. Until it is corrected, the
-//!   agent keeps its former options ([`WantedAgent::Faulty`]).
+//! * The fault in an annotation that sets an option of the agent, if there is such a fault. Until
+//!   the fault is corrected, the agent keeps its former options ([`WantedAgent::Faulty`]).
 
 use chrono::{DateTime, FixedOffset};
 use serde::{Deserialize, Serialize};
@@ -53,8 +53,9 @@ struct NetworkStatus {
     message: String,
 }
 
-/// New value of the annotation that holds the network's status. `stored`: the annotation's present
-/// value. `None`: the annotation needs no write. `Some(None)`: the annotation must be removed.
+/// New value of the annotation that holds the network's status. Outer `None`: the annotation needs
+/// no write. Inner `None`: the annotation must be removed. `stored`: the annotation's present
+/// value, or empty if the annotation is missing.
 pub fn change(
     facts: &AgentFacts<'_>,
     stored: &str,

@@ -32,8 +32,9 @@ pub struct DhcpNetworks {
     /// starts an agent, which has Linux capabilities. So this set must contain no namespace in
     /// which a tenant may write NetworkAttachmentDefinitions.
     pub namespaces: BTreeSet<String>,
-    /// Network on which the host leases for VM load balancers that name no network, as
-    /// `namespace/name`. The network must also be a declared one. Empty: there is no such network.
+    /// Default network, as `namespace/name`: the network of VM load balancers that name none. The
+    /// host leases addresses on it only if it is also a declared network. Empty: there is no
+    /// default network.
     pub default: String,
 }
 
@@ -243,8 +244,8 @@ impl DhcpNetworks {
     }
 }
 
-/// Whether the text is `namespace/name`, with names that the API server accepts. Other names have
-/// an unknown origin, so no Deployment is created for them.
+/// Whether the text is `namespace/name`, and both parts have characters and a length that
+/// Kubernetes accepts in names. The operator makes a Deployment only for such a text.
 fn is_name(network: &str) -> bool {
     let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = |part: &str| {

@@ -1,12 +1,13 @@
 //! DHCP client identity that users request by annotations. If kube-vip has an annotation for the
 //! same purpose, kube-vip's annotation is used.
 //!
-//! A DHCP server recognises kube-vip only by its hardware address, or by its host name, which
-//! kube-vip also sends as the client identifier. To the server, a client with the same hardware
-//! address and host name is therefore the same client. Invariants:
+//! kube-vip's client sends only two values by which a DHCP server can recognise it: its hardware
+//! address, and its host name as the client identifier. To the server, a client with the same two
+//! values is therefore the same client. Invariants:
 //!
 //! * An identity changes only with a new record.
-//! * The client never uses a hardware address that may belong to another machine's hardware.
+//! * A requested hardware address is locally administered, or begins as kube-vip's do. Any other
+//!   hardware address may belong to a machine.
 
 use std::net::Ipv4Addr;
 
@@ -144,8 +145,9 @@ pub(super) fn flag(text: &str) -> Result<bool, String> {
 }
 
 impl RequestedIdentity {
-    /// Client identity for the DHCP server. `derived`: the identity for a LoadBalancer that
-    /// requests none. `form`: form of client identifiers on the network.
+    /// Identity of the LoadBalancer's client. Each requested value replaces the value in `derived`,
+    /// the identity for a LoadBalancer that requests none. `form`: form of client identifiers on
+    /// the network.
     pub fn identity(&self, derived: ClientIdentity, form: ClientIdForm) -> ClientIdentity {
         let mut identity = derived;
         identity.mac = self.mac.unwrap_or(identity.mac);
@@ -194,12 +196,12 @@ impl RequestedIdentity {
     }
 }
 
-/// Merge patch that copies annotations of kube-vip from the Service to the LoadBalancer. With these
-/// annotations, the DHCP server takes the host for the same client as kube-vip. `None`: the
-/// LoadBalancer already has all of these annotations that the Service has.
+/// Merge patch that copies annotations of kube-vip from the Service to the LoadBalancer. They give
+/// the host's client the identity of kube-vip's client. An annotation that the LoadBalancer already
+/// has is not replaced. `None`: there is no annotation to copy.
 ///
 /// # Errors
-/// The first annotation that is not valid.
+/// The first annotation, of the LoadBalancer or of the Service, that is not valid.
 pub fn adopted(
     lb: &LoadBalancer,
     service: &service::StoredService,
