@@ -1,5 +1,5 @@
-//! Pause of a rotation between two reconciles. This module finds the next step from the
-//! recorded state alone, and the time of the next reconcile.
+//! Pause of a rotation between two reconciles. This module finds the time of the next reconcile. It
+//! also finds the next step without a read of the target.
 
 use super::super::timestamp::Seconds;
 use super::super::token::TokenClaims;
@@ -10,8 +10,8 @@ use super::{
 };
 use api::{ROTATION_FINALIZER, TokenRotation};
 
-/// Next step if nothing has changed since the last reconcile. `None`: the target must be read to
-/// find the next step. `unpublished`: credential that only this process has, in memory.
+/// Next step if nothing has changed since the last reconcile. `None`: only a reconcile can find the
+/// next step. `unpublished`: pending credential in the memory of this process.
 pub fn step_if_unchanged(
     rotation: &TokenRotation,
     unpublished: Option<UnpublishedCredential>,
@@ -70,10 +70,14 @@ pub(super) fn step_as_recorded(
     ))
 }
 
-/// First time after `decided` at which a rotation must be reconciled: the time of its next step
-/// (`until`), or the time at which the condition Expiring changes, whichever is earlier. `None`: no
-/// such time is known. The time may have passed already. `expires`: earliest expiry of the target's
-/// credentials. `decided`: time of the decision that gave `until`.
+/// Time of the next reconcile of a rotation: the earliest of these times that is after `decided`.
+///
+/// * `until`: time of the next step.
+/// * Time from which the condition Expiring is True.
+/// * `expires`: earliest expiry of the target's credentials.
+///
+/// `None`: no such time is known. `decided`: time of the decision that gave `until`. The result may
+/// have passed since then.
 pub fn next_reconcile(
     plan: &RotationPlan,
     state: &RotationState,

@@ -8,10 +8,10 @@ use super::{
     TargetState,
 };
 
-/// Action that removes a kept foreign credential from the target when the overlap of this
-/// credential is over. The operator does not revoke a foreign credential. A deletion that revokes
-/// everything does not wait for the overlap. `None`: no foreign credential is kept, or it must stay
-/// for now. In the second case, `until` gets the time of the removal, if that time is known.
+/// Action that removes a kept foreign credential from the target, without a revocation, when the
+/// overlap of this credential is over. The deletion of a TokenRotation does not wait for the
+/// overlap if `plan.revokes` is true. `None`: no foreign credential is kept, or it must stay for
+/// now. In the second case, `until` gets the time of the removal, if that time is known.
 pub(super) fn drop_kept_foreign(
     input: DecisionInput<'_>,
     until: &mut EarliestTime,

@@ -16,7 +16,7 @@
 //! Invariants:
 //!
 //! * A credential is not revoked while the target holds it, or may still get it by a write whose
-//!   outcome is not known. Only a deletion of the TokenRotation may revoke it earlier.
+//!   outcome is not known. The only exception is a deletion of the TokenRotation.
 //! * A credential is made only after its name was recorded.
 //! * A credential that another party has put into the target is adopted. It is replaced when its
 //!   replacement is due or requested, and at once in two cases:
@@ -50,8 +50,8 @@ use super::timestamp::Seconds;
 const MOST_PREVIOUS: usize = 16;
 /// Pause in seconds until the target is read again, if the next step is not possible now.
 const READ_AGAIN_AFTER: Seconds = 30;
-/// Time, counted from the record of the name, for which a process waits if it lacks the pending
-/// credential: another process may have it in memory. Then the credential is abandoned.
+/// Age in seconds at which a pending credential is abandoned by a process that lacks it in memory.
+/// Until then, another process may publish the credential. Not used if the source is `readable`.
 const HELD_ELSEWHERE: Seconds = 15;
 /// Maximum duration of a write. After this time, the write has certainly succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
@@ -76,8 +76,8 @@ pub struct RotationPlan {
     pub restarts: bool,
     /// Whether a deletion of the TokenRotation revokes the published credential.
     pub revokes: bool,
-    /// Whether another TokenRotation has precedence for the same credential, so that this one does
-    /// nothing.
+    /// Whether another TokenRotation has precedence for the same credential. In this case, this
+    /// TokenRotation does nothing until it is deleted.
     pub is_second: bool,
     /// Time of the request to delete the TokenRotation. `None`: no deletion was requested.
     pub deleting: Option<Seconds>,
@@ -94,16 +94,16 @@ pub struct IssuerTraits {
     /// cloud credential, because Rancher deletes a token that no cloud credential names any more.
     pub prunes: bool,
     /// Whether this cluster's API server is the issuer, and a Rancher holds the target. In this
-    /// case, credentials can be listed and revoked even if the Rancher does not answer. The first
-    /// credential is made at once, because the target normally holds a token of the Rancher until
-    /// then.
+    /// case, credentials can be listed and revoked even if the Rancher does not answer. Before the
+    /// first publication, the target normally holds a token from another issuer, the Rancher. So
+    /// the first replacement of a foreign credential is due at once.
     pub is_apart: bool,
 }
 
 impl RotationPlan {
-    /// Plan of a TokenRotation that does nothing, because another TokenRotation has precedence for
-    /// the same credential. A deletion does not revoke the published credential, because the
-    /// TokenRotation with precedence may have adopted that credential.
+    /// Plan of a TokenRotation that must wait, because another TokenRotation has precedence for the
+    /// same credential. If the waiting TokenRotation is deleted, the published credential is not
+    /// revoked, because the other TokenRotation may have adopted this credential.
     #[must_use]
     pub fn second(self) -> Self {
         Self { is_second: true, revokes: false, ..self }
@@ -141,7 +141,7 @@ impl RotationRequests {
 /// Recorded state of a rotation, as the status of the TokenRotation stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RotationState {
-    /// Number in the last name that was given to a credential. Each new name has the next number.
+    /// Highest number in a name that was recorded so far. Each new name has the next number.
     pub serial: u64,
     /// Credential that the target was last observed to hold.
     pub current: Option<CurrentEntry>,
@@ -171,7 +171,7 @@ pub struct CurrentEntry {
     pub name: String,
     /// SHA-256 of the credential. Empty if the credential is only watched.
     pub hash: String,
-    /// Whether the operator made the credential.
+    /// Whether the operator made the credential for this TokenRotation.
     pub ours: bool,
     /// Time since which the credential is valid. If not known: time of its first observation.
     pub issued: Seconds,
@@ -243,7 +243,7 @@ pub struct ObservedState {
     pub target: TargetState,
     /// Names of the credentials of this TokenRotation that the issuer still has. `None`: not known.
     pub existing: Option<Vec<String>>,
-    /// New credential that only this process has, in memory. `None`: this process has none.
+    /// Pending credential in the memory of this process. `None`: this process has none in memory.
     pub unpublished: Option<UnpublishedCredential>,
     /// Reason why `target` is [`TargetState::Unknown`]. Ignored if `target` has another state.
     pub unknown: UnknownReason,
@@ -312,7 +312,7 @@ pub struct TargetCredential {
     pub report: Option<IssuerReport>,
 }
 
-/// A credential that only this process has, in memory.
+/// Pending credential in the memory of this process. At first, only its name is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnpublishedCredential {
     /// Name with which the credential was made, or is to be made.
@@ -323,7 +323,7 @@ pub struct UnpublishedCredential {
     pub verified: bool,
 }
 
-/// Next step of a rotation, which the process must carry out.
+/// Next step that the process must carry out for a rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
     /// Write the state in field 1, if the TokenRotation has not changed since it was read. Field 0:
@@ -370,7 +370,7 @@ pub enum StateChange {
     Published,
     /// A credential that another party has put into the target was adopted.
     Adopted,
-    /// The issuer reports another expiry of the credential in the target, or no longer lists it.
+    /// The recorded expiry, or `kept_alive`, of the credential in the target has changed.
     Retimed,
     /// A credential is to be revoked, or the time of its revocation has changed.
     Abandoned,
@@ -434,8 +434,8 @@ impl RotationState {
     }
 }
 
-/// Times at which the credential in the target is replaced. `None`: no credential is recorded, the
-/// credential is only watched, or its issuer keeps the credential alive.
+/// Due time and latest time for the replacement of the credential in the target. `None`: no
+/// credential is recorded, the plan has no source, or the issuer keeps the credential alive.
 pub fn due(plan: &RotationPlan, state: &RotationState) -> Option<schedule::ReplacementTimes> {
     let current = state.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;

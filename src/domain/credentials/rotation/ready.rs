@@ -2,7 +2,8 @@
 //! step is made here too.
 //!
 //! Invariant: the reason of Ready is Current only if the credential in the target works, as far as
-//! that can be observed. For a rotation with children, it is Current only if each child is Ready.
+//! that can be observed. For a rotation with children, the reason is Current only if each child is
+//! Ready.
 
 use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;
@@ -13,7 +14,8 @@ use api::{Condition, READY, Target, TokenRotation};
 /// Reason of Ready if one of these cannot be read: the target, the Rancher, or the list of
 /// credentials that were made for the target.
 pub const UNREADABLE: &str = "TargetUnreadable";
-/// Reason of Ready if the API key must not be used for this target or server.
+/// Reason of Ready if the API key must not be sent to the Rancher's URL, or if tokens of the key's
+/// user must not be put into the target.
 pub const MINTER_REFUSED: &str = "MinterRefused";
 
 /// Condition Ready of a TokenRotation. `None`: the condition was not written yet.

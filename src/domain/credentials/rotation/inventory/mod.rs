@@ -5,8 +5,8 @@
 //! * Only a few credentials are read in one reconcile, so that the number of calls does not grow
 //!   with the number of credentials. Those that were not read for the longest time come first.
 //! * A credential that is no longer listed is removed.
-//! * The entry of a credential stays until the credential is read again, even if an earlier leader
-//!   recorded the entry.
+//! * The entry of a listed credential stays until the credential is read again, even if an earlier
+//!   leader recorded the entry.
 
 use std::collections::BTreeMap;
 

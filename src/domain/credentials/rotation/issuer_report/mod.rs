@@ -21,18 +21,17 @@ pub struct IssuerReport {
 }
 
 impl IssuerReport {
-    /// State of `token`, as Rancher reports it. `None`, if one of these holds:
+    /// State of `token`, as Rancher reports it. `word`: name and times of the token, as far as
+    /// Rancher's answer gives them. `None`, if one of these holds:
     ///
-    /// * Rancher's answer lacks the token: `word` has no time of issue.
-    /// * The token itself states its time of issue.
+    /// * Rancher reports nothing about the token: `word` has no time of issue.
+    /// * The token itself states its time of issue, so another issuer made the token.
     ///
     /// A token counts as kept alive, whatever the version of Rancher is, if all of these hold:
     ///
     /// * The token's name starts with an entry of `EXTENDED`: Rancher itself made the token.
     /// * The token is in a cloud credential.
     /// * Rancher reports no expiry.
-    ///
-    /// `word`: name and times in Rancher's answer.
     pub fn of(token: &SecretText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.claims();
         if own.issued.is_some() || word.issued.is_none() {
@@ -53,10 +52,11 @@ impl TargetCredential {
 }
 
 /// State with the expiry that the issuer reports for the credential in use. A foreign credential
-/// that the issuer reported before, and does not list now, counts as expired at `now`. `None`, if
+/// counts as expired at `now` if the issuer reported it before and does not list it now. `None`, if
 /// one of these holds:
 ///
-/// * The issuer reports nothing about the credential, and the case above does not apply.
+/// * The state records no credential in use.
+/// * The issuer reports nothing about a credential that does not count as expired.
 /// * The state already has what the issuer reports.
 /// * The recorded and the reported expiry have both passed.
 pub(super) fn with_reported_expiry(
