@@ -30,8 +30,8 @@ impl SecretText {
         &self.0
     }
 
-    /// SHA-256 of the text in hexadecimal. A status names a token by this hash, and never holds the
-    /// token.
+    /// SHA-256 of the text, as hexadecimal digits. A status names a token by this hash, and never
+    /// holds the token.
     pub fn hash(&self) -> String {
         sha256_hex(self.0.as_bytes())
     }

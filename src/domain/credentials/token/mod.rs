@@ -21,13 +21,14 @@ const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 /// Name and times of a token, or of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// Name to report. Empty: there is no name, or a token's name does not have the form of a name.
-    /// The source of the name:
+    /// Name to report:
     ///
     /// * Token of a ServiceAccount: name of the token's Secret, or else of the ServiceAccount.
     /// * Client certificate: common name.
-    /// * Token of a Rancher: description of the token, if Rancher reports the token, and if the
-    ///   description has the form of a name. In other cases, the token's own name.
+    /// * Token of a Rancher: description that Rancher reports for the token. If there is none, or
+    ///   if the description cannot be a name that a rotation gives: name before the token's colon.
+    ///
+    /// Empty: the token or certificate has no name, or `is_name` refuses the name of the token.
     pub name: String,
     /// Time since which the token or certificate is valid. `None`: not known.
     pub issued: Option<Seconds>,

@@ -14,16 +14,17 @@ use super::{ClientPhase, DhcpClient};
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Maximum number of offers among which the client chooses.
 const MOST_OFFERS: usize = 8;
-/// Smallest number of DISCOVERs without a usable offer at which the client records
-/// [`ClientTrouble::NoOffer`]. The client does not record it if an offer that cannot be used has
-/// come since the previous DISCOVER.
+/// Number of the first DISCOVER at which the client may record [`ClientTrouble::NoOffer`]. When the
+/// client sends this DISCOVER or a later one, it records this trouble if no offer has come since
+/// the previous DISCOVER.
 const SILENT_TRIES: u32 = 3;
 /// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
 /// to them.
 const MOST_REQUESTS: u32 = 4;
-/// Smallest number of refusals at which a NAK ends the client's preference for its former address
-/// and for the address `options.wish`. NAKs and grants that cannot be used count as refusals. The
-/// count begins when the client gets or renews a lease, so the NAK that ended the lease counts.
+/// Number of refusals after which the client no longer prefers its former address or
+/// `options.wish`. A refusal is a NAK, or a grant of an offered address that cannot be used.
+/// Refusals are counted since the client last got or renewed a lease. A NAK that ends a lease is
+/// the first refusal. The preference itself ends only at a NAK to a REQUEST for an offer.
 const MOST_WISHES: u32 = 2;
 /// Upper limit of the pause after the first refusal. The pause is short, because one refusal may be
 /// normal. For example, a server offers the same address to two clients, and then refuses one of
@@ -65,8 +66,8 @@ pub struct Requesting {
 
 impl DhcpClient {
     /// Offer that the client prefers: its former address, from the server that granted this
-    /// address. If the client has no former address, it prefers the address `options.wish`, from
-    /// any server. `None`: the client prefers no address.
+    /// address. If the client has no former address, or no longer wants it, the client prefers the
+    /// address `options.wish`, from any server. `None`: the client prefers no address.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -193,8 +194,8 @@ impl DhcpClient {
         self.granted(lease);
     }
 
-    /// Begins to probe the address of a granted lease by ARP. Precondition: the client holds no
-    /// address. The client holds the lease at once, without a probe, if one of these holds:
+    /// Begins the ARP probe of a granted address. Precondition: the client has no address. The
+    /// client takes the lease at once, without a probe, if one of these is true:
     ///
     /// * Probes are off.
     /// * A guest or kube-vip may still announce the address for this client.
@@ -252,8 +253,8 @@ impl DhcpClient {
 
     /// Counts a refusal, and returns the pause after it. The upper limit of the pause doubles with
     /// each refusal, from `FIRST_PAUSE` to `LONGEST_PAUSE`. The pause is a random time between half
-    /// of this limit and the limit. So two clients that sent a REQUEST at the same moment send the
-    /// next one at different times.
+    /// of this limit and the limit. So two clients that were refused at the same moment are
+    /// unlikely to send their next messages at the same moment.
     pub(super) fn pause_after_refusal(&mut self) -> Duration {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);

@@ -27,8 +27,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Pause between the end of one ARP question about a lost or kept address and the next question.
 /// The first question about a lost address follows one such pause after the loss.
 const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
-/// Limit of consecutive ARP questions about a lost address that no known announcer answers. At this
-/// number, the address counts as no longer announced.
+/// Number of unanswered ARP questions in a row, after which a lost address counts as no longer
+/// announced. A question is unanswered if no known announcer answers it.
 const MOST_SILENT: u32 = 3;
 
 /// Subject of the ARP questions about an address.
@@ -135,8 +135,7 @@ impl DhcpClient {
         self.inquiry = Some(inquiry);
     }
 
-    /// Handles an ARP frame that answers the client's last ARP question. `false`: the frame does
-    /// not answer this question.
+    /// Handles an ARP frame, if it answers the client's last ARP question. Returns whether it does.
     pub(super) fn receive_inquiry_answer(&mut self, arp: ArpPacket) -> bool {
         let ours = self.identity.mac;
         let answers = |inquiry: &&mut AddressInquiry| {

@@ -1,11 +1,13 @@
-//! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart. The
-//! client sends REQUESTs as a restarted client sends them (INIT-REBOOT):
+//! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart. In
+//! all three cases, the REQUEST has the form that RFC 2131 defines for a restart (INIT-REBOOT).
+//! Receivers of the messages:
 //!
 //! * Before T2, the first REQUESTs (`ALONE`) go only to the lease's server, if no router is between
 //!   the client and this server. Reason: another authoritative server would refuse at once.
 //! * All other REQUESTs are broadcast to all servers.
-//! * After T2, the client also sends a DISCOVER beside each broadcast REQUEST except the first one,
-//!   because a server without data about the lease answers only a DISCOVER.
+//! * After T2, the client also sends a DISCOVER beside each broadcast REQUEST, because a server
+//!   without data about the lease answers only a DISCOVER. Exception: no DISCOVER is sent beside
+//!   the first broadcast REQUEST of a renewal or confirmation.
 //!
 //! Invariants:
 //!
@@ -52,8 +54,8 @@ struct ConfirmAttempt {
 /// State of a client that asks servers to confirm or extend its lease.
 #[derive(Clone, Debug, Default)]
 pub struct Confirming {
-    /// Whether the client asks because it was restarted, or because its link has changed. `false`:
-    /// the client asks because T1 has passed.
+    /// Whether the cause is a restart of the agent or a change of the link. `false`: the cause is
+    /// that T1 has passed.
     pub restart: bool,
     began: Duration,
     tries: u32,
@@ -190,10 +192,13 @@ impl DhcpClient {
         }
     }
 
-    /// Takes or ignores an offer that answers the DISCOVER which was sent beside a REQUEST. The
-    /// client takes only an offer of the address that it holds. Exception: if the address is kept
-    /// after the expiry of its lease, and the lease's own server offers another address, the kept
-    /// address is lost, because this server may grant it to another client.
+    /// Handles an offer that came while the client asks servers to confirm its lease. The client
+    /// ignores an offer that does not answer its last DISCOVER. For the other offers:
+    ///
+    /// * The client takes an offer of the held address, if the offer can be used.
+    /// * The client ignores an offer of another address. Exception: if the held address is kept,
+    ///   and the offer is from the lease's own server, the client loses the address, because this
+    ///   server may grant the address to another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

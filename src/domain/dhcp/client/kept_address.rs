@@ -1,10 +1,13 @@
 //! Keeping an address whose lease has expired without an answer of a server. A client keeps its
 //! address only if `onLeaseLoss` of the network is `Keep`.
 //!
-//! RFC 2131, 4.4.5 requires a client to stop using such an address. This client keeps it, so that
-//! traffic is not interrupted: a guest continues to announce the address in any case, and an absent
-//! DHCP server is likelier than an address that is granted twice. The client continues to ask
-//! servers for the address. The address is lost if one of these happens:
+//! RFC 2131, 4.4.5 requires a client to stop using such an address. `Keep` deviates from this rule,
+//! so that traffic is not interrupted. The risk is small, because an absent DHCP server is likelier
+//! than an address that is granted twice. A withdrawal would hardly reduce the risk, because a
+//! guest continues to announce the address in any case.
+//!
+//! The client continues to ask servers for the kept address. The address is lost if one of these
+//! happens:
 //!
 //! * A server refuses the address, or grants another address.
 //! * The lease's own server offers another address.
@@ -16,9 +19,9 @@ use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Smallest number of consecutive ARP questions with a double answer at which a kept address is
-/// lost. A double answer comes from several stations, and at least one of them is not a known
-/// announcer. One double answer is normal when an announcer moves to another node.
+/// Number of double answers in a row that end a kept address. An ARP question has a double answer
+/// if several stations answer it, and at least one of them is not a known announcer. One double
+/// answer is normal when an announcer moves to another node.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {
@@ -35,10 +38,10 @@ impl DhcpClient {
     }
 
     /// Handles the answers to an ARP question about the kept address. `stations`: the stations that
-    /// answered. A station that answered alone may be the announcer on another node. But another
-    /// host may have the address if several stations answered, and one of them is not a known
-    /// announcer. If this was so for `MOST_DOUBLE` questions in a row, the address is lost.
-    /// Otherwise, the next question is planned.
+    /// answered. After `MOST_DOUBLE` double answers in a row, the address is lost, because another
+    /// host may have it. Otherwise, the next question is planned. The answer of one station alone
+    /// is no reason for the loss: this station may be the announcer, which has moved to another
+    /// node.
     pub(super) fn kept_answered(&mut self, mut inquiry: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !inquiry.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

@@ -28,8 +28,9 @@ pub struct ReplacementSchedule {
     /// Maximum time by which jitter moves the replacement to an earlier time, in percent of the
     /// lifetime.
     pub jitter_percent: Seconds,
-    /// Window in which a replacement may begin. The window is ignored if it opens after the latest
-    /// time for the replacement. `None`: any time.
+    /// Window in which a replacement may begin. If the window opens after
+    /// [`ReplacementTimes::latest`], the replacement is due at that time. `None`: a replacement may
+    /// begin at any time.
     pub window: Option<MaintenanceWindow>,
     /// Whether the rotation is paused.
     pub paused: bool,

@@ -21,16 +21,16 @@ use api::{
 };
 
 const LIFETIME: Seconds = 2_592_000;
-/// Lifetime that is requested from a Rancher if the spec sets none: 365 days, in seconds. Rancher's
-/// limit is ninety days by default. Rancher accepts a longer request, and grants the limit.
+/// Lifetime that is requested from a Rancher if the spec sets none: 365 days, in seconds. Rancher
+/// shortens a longer request to its limit, which is ninety days by default. So the token lives as
+/// long as Rancher permits, up to 365 days.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
 /// Default overlap for a cloud credential, in seconds. This overlap is long because of jobs that
 /// make machines. Such a job uses the credential with which it began, also in each retry.
 const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
-/// Default of `spec.schedule.minimumLeftSeconds`: one week. A watched credential with less time
-/// left counts as expiring soon.
+/// Default of `spec.schedule.minimumLeftSeconds`: one week.
 pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
 /// Maximum number of characters that the names of credentials take from the name of their
@@ -84,14 +84,15 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     }
 }
 
-/// ServiceAccount whose tokens the spec requests. `None`: the spec requests none.
+/// ServiceAccount in the source of a rotation. `None`: the source is not a token of a
+/// ServiceAccount, or is not set.
 pub fn source_account(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
     let source = rotation.spec.source.as_ref()?;
     source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
 }
 
-/// Text of a request as a status stores it: a text of up to 64 bytes unchanged, a longer text as
-/// its SHA-256.
+/// Value of an annotation that requests a replacement, in the form in which the status stores it: a
+/// value of up to 64 bytes unchanged, a longer value as its SHA-256.
 fn stored_request(request: &str) -> String {
     if request.len() <= 64 { request.to_owned() } else { sha256_hex(request.as_bytes()) }
 }
@@ -175,7 +176,7 @@ pub fn state(status: Option<&TokenRotationStatus>) -> RotationState {
 /// observed now, and the status keeps its earlier value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusObservations {
-    /// Credentials in a target that is only watched.
+    /// Credentials to list in `status.watched`.
     pub watched: Option<WatchedCredentials>,
     /// Name and times of the API key for the Rancher.
     pub key: Option<ApiKey>,
@@ -185,7 +186,8 @@ pub struct StatusObservations {
     pub refused: bool,
 }
 
-/// Earliest expiry of the target's credentials, as a status states it. `None`: no expiry is known.
+/// Expiry that a status states for the target. This is the earliest expiry of the target's
+/// credentials, without those that children replace. `None`: no expiry is known.
 pub fn expiry(status: &TokenRotationStatus) -> Option<Seconds> {
     status.expires_at.as_deref().and_then(parse_rfc3339)
 }
@@ -237,8 +239,8 @@ pub fn status(
     status
 }
 
-/// Target as a status shows it: kind, slash and name, such as `secret/api-token`. All cloud
-/// credentials are shown as `cloudcredential/*`.
+/// Target as a status shows it: kind, slash and name, such as `secret/api-token`. The target
+/// `allCloudCredentials` has the name `*`.
 fn target_name(target: &Target) -> String {
     match (&target.secret, &target.cloud_credential) {
         (Some(secret), _) => format!("secret/{}", secret.name),

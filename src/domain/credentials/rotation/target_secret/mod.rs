@@ -19,8 +19,8 @@ pub struct SecretContent {
     pub value: Option<SecretText>,
     /// Whether the Secret is immutable.
     pub immutable: bool,
-    /// URL of the Rancher to which an API key in `value` may be sent, from the Secret's annotation.
-    /// `None`: the Secret has no such annotation.
+    /// URL in the Secret's annotation [`api::ANNOTATION_RANCHER_URL`]. The operator sends an API
+    /// key in `value` only to this URL. `None`: the Secret does not have this annotation.
     pub rancher_url: Option<String>,
 }
 
@@ -123,8 +123,9 @@ fn read_value(
 }
 
 impl TargetRead {
-    /// Token of the user that `wants` names, from the kubeconfig. If `wants` names no user, the
-    /// token is the whole value of `secret`. `None`: the target holds no such token.
+    /// Token in the target: the token of the kubeconfig's user that `wants` names, or else the
+    /// whole value of `secret`. `None`: the target holds no such token, or `wants` names no user
+    /// although the target holds a kubeconfig.
     pub fn token(
         &self,
         wants: &SecretTarget,

@@ -1,5 +1,5 @@
 //! Credentials that a status lists with their expiry: watched ones, and those that children
-//! replace. A text names the watched credentials that expire soon.
+//! replace.
 //!
 //! Invariants:
 //!
@@ -19,7 +19,7 @@ const MOST_NAMED: usize = 3;
 const LONGEST_NAME: usize = 253;
 const LONGEST_REASON: usize = 400;
 
-/// Watched credentials of a target, as a status lists them.
+/// Credentials of a target, as `status.watched` lists them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchedCredentials {
     /// Listed credentials, the most urgent first.
@@ -49,8 +49,8 @@ impl WatchedCredentials {
     }
 
     /// Text about the credentials in `listed` that expire by `at` and are not replaced. The text
-    /// names the first `MOST_NAMED` of them, and counts the others. Empty: there are no such
-    /// credentials. `now`: present time, which decides between `expired` and `expires`.
+    /// names the first `MOST_NAMED` of them, and counts the others. The text is empty if there are
+    /// no such credentials. `now`: present time, which decides between `expired` and `expires`.
     pub fn expiring_by(&self, at: Seconds, now: Seconds) -> String {
         let near: Vec<&WatchedCredential> =
             self.listed.iter().filter(|one| is_near(one, at)).collect();
@@ -99,10 +99,10 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Keeps the first reported expiry of each expired credential. If the credential had also expired
-/// in `before`, the list in the earlier status, its expiry is taken from `before`. Reason: if
-/// Rancher does not say when a token ended, the time of the read is reported as the expiry, so each
-/// read would report a later one.
+/// Keeps the first reported expiry of each expired credential. If Rancher does not say when a token
+/// ended, the time of the read is taken as the expiry, so each read gives a later expiry. `before`:
+/// list in the earlier status. If the entry of a credential in `before` also has a past expiry,
+/// `watched` gets the expiry of that entry.
 pub fn keep_first_expiries(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],
@@ -119,8 +119,9 @@ pub fn keep_first_expiries(
     }
 }
 
-/// Entry of a status for a token or a client certificate. `user`: user of a kubeconfig, to whom the
-/// token or certificate belongs. Empty: the token is in no kubeconfig.
+/// Entry of `status.watched` that lists a token or a client certificate. `user`: name of the
+/// kubeconfig's user that has the token or certificate. `user` is empty for a token that is in no
+/// kubeconfig.
 pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     WatchedCredential {
         user: cut_name(user),
@@ -130,8 +131,8 @@ pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     }
 }
 
-/// Entry of a status for a user whose credential does not state its expiry. `why`: reason why the
-/// expiry is not known.
+/// Entry of `status.watched` that lists a credential with an unknown expiry. `user`: name of the
+/// kubeconfig's user that has the credential. `why`: reason why the expiry is not known.
 pub fn unknown_entry(user: &str, why: &str) -> WatchedCredential {
     WatchedCredential {
         user: cut_name(user),
@@ -145,8 +146,8 @@ pub(super) fn cut_name(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(LONGEST_NAME).collect()
 }
 
-/// Reason for a status: `text` with control characters as spaces, cut to the length that a status
-/// accepts.
+/// Reason why an expiry is not known, as a status states it: `text` with a space for each control
+/// character, cut to `LONGEST_REASON` characters.
 pub(super) fn cut_reason(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_REASON).collect()
 }

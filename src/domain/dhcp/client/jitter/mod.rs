@@ -25,7 +25,7 @@ pub const fn phase(n: u32) -> u32 {
 }
 
 /// Time over which clients that begin together spread their first messages. `clients`: number of
-/// these clients. [`super::super::ClientOptions::start_within`] gets this time.
+/// these clients. The result is for [`super::super::ClientOptions::start_within`].
 pub fn start_within(clients: usize) -> Duration {
     EACH.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX)).min(LONGEST)
 }
