@@ -1,10 +1,10 @@
-//! DHCP client of one lease. Input: frames, changes of the link, reports of written records, times,
-//! and the request to release. Output: frames, records, events, and the client's end. Invariants:
+//! DHCP client of one lease. The caller reports inputs, such as a received frame, and gets actions
+//! to carry out ([`ClientAction`]). Invariants:
 //!
 //! * The client sends only while its link is up.
-//! * The client sends a message only at a planned time, at the call of [`DhcpClient::release`], or
-//!   once as the answer to a frame that the client waits for. So a flood of received frames causes
-//!   no flood of sent frames.
+//! * The client sends a message only at a planned time, in a call of [`DhcpClient::release`], or
+//!   once in answer to a frame that the client waits for. So a flood of received frames causes no
+//!   flood of sent frames.
 //! * If the lease has expired, the client loses or keeps its address before it handles an input.
 //! * A new address may be used only after its record was written ([`DhcpClient::record_written`]).
 //!
@@ -45,8 +45,8 @@ use recorded_lease::FormerAddress;
 pub use recorded_lease::RecordedLease;
 
 /// Time for which a guest or kube-vip may still announce an address after its loss. If the address
-/// is granted again within this time, the client does not probe it, because the announcer would
-/// answer.
+/// is granted again within this time, the client does not probe it: the announcer would answer, and
+/// could count as another host.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
 /// Phase of a client in the DHCP protocol. The held lease is stored in [`DhcpClient::held`].
@@ -77,7 +77,7 @@ pub struct DhcpClient {
     up: bool,
     phase: ClientPhase,
     held: Option<GrantedLease>,
-    /// Serial of the record that must be written before the address is used. `None`: there is none.
+    /// Serial of the record that must be written before the address is used. `None`: no record.
     awaits: Option<u64>,
     serial: u64,
     former: Option<FormerAddress>,
@@ -86,13 +86,13 @@ pub struct DhcpClient {
     inquiry: Option<AddressInquiry>,
     /// Whether the client keeps the address although the held lease has expired.
     kept: bool,
-    /// Lost address that a station still announces, and this station. `None`: there is none.
+    /// Lost address that a station still announces, and this station. `None`: no such address.
     still: Option<(Ipv4Addr, Mac)>,
-    /// Start of the search for an address: the loss of the last address. If no address was lost, or
-    /// if the link has changed after the loss: planned time of the first DISCOVER.
+    /// Start of the search for an address. After a loss: time of the loss. After the client's
+    /// creation, or a link change while no lease is held: planned time of the next DISCOVER.
     began: Duration,
-    /// Number of accepted NAKs, and of unusable grants of offered addresses, since the client last
-    /// got or renewed a lease.
+    /// Number of refusals since the client last got or renewed a lease: accepted NAKs, and, while
+    /// no lease was held, grants that cannot be used.
     naks: u32,
     /// Number of addresses that the client declined since it last got or renewed a lease.
     conflicts: u32,
@@ -103,7 +103,7 @@ pub struct DhcpClient {
 }
 
 impl DhcpClient {
-    /// Creates a client without an address. The client begins within `options.start_within`.
+    /// Creates a client without an address. It begins its search within `options.start_within`.
     pub fn new(identity: ClientIdentity, options: ClientOptions, seed: u64, now: Duration) -> Self {
         let start = now + part(options.phase, options.start_within);
         Self {
@@ -130,9 +130,9 @@ impl DhcpClient {
         }
     }
 
-    /// Creates a client that held the lease `held` before a restart of the agent. The address may
-    /// be used at once. The client begins to confirm the lease within `options.resume_within`. If
-    /// the lease has expired, the address is kept (`options.keep`), or lost and requested again.
+    /// Creates a client that resumes the recorded lease `held`, and begins to confirm it within
+    /// `options.resume_within`. The address may be used at once, unless the lease has expired and
+    /// `options.keep` is `false`. In this case, the client loses the address and requests it again.
     pub fn resume(
         identity: ClientIdentity,
         options: ClientOptions,
@@ -153,9 +153,9 @@ impl DhcpClient {
         client
     }
 
-    /// Makes the client request the address `announced` first, and ask by ARP whether its
-    /// announcers still announce it. Precondition: the client has no lease, and lost this address
-    /// before the restart.
+    /// Makes the client request the lost address `announced` first. If ARP probes are on, the
+    /// client also asks by ARP whether the address's announcers still announce it. Precondition:
+    /// the client has no lease, and the address was lost before this client was created.
     #[must_use]
     pub fn remembering(mut self, announced: AnnouncedAddress) -> Self {
         self.former = Some(FormerAddress {
@@ -191,7 +191,7 @@ impl DhcpClient {
         under_way.filter(|_| self.up)
     }
 
-    /// Frames that the caller must accept before it sends the frames that the client returned.
+    /// Filter for the frames that the client needs. The caller must set it before it sends a frame.
     pub fn listening(&self) -> FrameFilter {
         match &self.phase {
             _ if !self.up => FrameFilter::Nothing,
@@ -299,7 +299,7 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Must be called after the record `serial` was written. Then the record's address may be used.
+    /// Notes that the record `serial` was written. From now on, the record's address may be used.
     pub fn record_written(&mut self, serial: u64, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
@@ -314,9 +314,9 @@ impl DhcpClient {
         self.options.proxy = proxy;
     }
 
-    /// Moves the client's clock forward to `now`. If the lease has expired: keeps the address if
-    /// `options.keep` is set and a record with the address was written, otherwise loses it. Each
-    /// method that gets the current time calls this method first.
+    /// Moves the client's clock forward to `now`. If the lease has expired, the client keeps the
+    /// address or loses it. It keeps the address only if `options.keep` is set and the record with
+    /// the address was written. Each method that gets the current time calls this method first.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {

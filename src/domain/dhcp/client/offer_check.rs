@@ -1,8 +1,9 @@
 //! Check of offers and grants: whether the client can use them.
 //!
-//! Invariant: the client refuses an address that could take over a host's own traffic, such as a
-//! loopback or multicast address. The controller checks for other conflicts (ranges of pools, other
-//! LoadBalancers).
+//! Invariant: the client refuses an address that no LoadBalancer can have, such as a loopback
+//! address, a multicast address or the subnet's gateway. Such an address could divert traffic of
+//! the host that announces it. The controller checks whether a pool or another LoadBalancer has the
+//! address.
 
 use std::net::Ipv4Addr;
 
@@ -13,12 +14,12 @@ use super::super::wire::message::ServerReply;
 /// Shortest lease time that is accepted, in seconds. A client would have to renew a shorter lease
 /// all the time.
 const SHORTEST_LEASE: u32 = 10;
-/// Fault of an offer with a shorter lease time than [`SHORTEST_LEASE`].
+/// Reason to refuse a lease time that is shorter than [`SHORTEST_LEASE`].
 const TOO_SHORT: &str = "its lease time is shorter than 10 s";
 
-/// Checks whether an offer or a grant can be used. `Err`: the reason why it cannot be used. If
-/// several reasons apply: the first one in the order of the checks. `subnets`: subnets from which
-/// addresses may be leased. Empty: any address may be leased.
+/// Checks whether an offer or a grant can be used. If `subnets` is not empty, the address must be
+/// in one of these subnets. `Err`: the reason why the offer or grant cannot be used. If several
+/// reasons apply, it is the first one in the order of the checks.
 pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), &'static str> {
     let ServerReply { address, server, gateway, prefix, seconds, .. } = *reply;
     let [first, ..] = address.octets();

@@ -57,10 +57,11 @@ impl Default for ClientOptions {
     }
 }
 
-/// Timing of the ARP probe of a newly granted address, in the terms of RFC 5227.
+/// Timing of the ARP probe of a newly granted address, in the terms of RFC 5227. The ARP questions
+/// before a RELEASE use `count`, `shortest_gap` and `wait`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTiming {
-    /// Number of ARP questions in a probe. Zero: no probe is sent.
+    /// Number of ARP questions in a probe. Zero: the client sends no ARP question at all.
     pub count: u32,
     /// Maximum of the random time before the first ARP question of a probe.
     pub first_within: Duration,

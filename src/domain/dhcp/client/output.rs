@@ -18,9 +18,9 @@ pub enum ClientAction {
     /// Send this complete Ethernet frame. Before that, begin to accept the frames that
     /// [`super::super::DhcpClient::listening`] returns.
     Send(Vec<u8>),
-    /// Write this record into the DHCPLease, then call
-    /// [`super::super::DhcpClient::record_written`]. A later record replaces an earlier one that is
-    /// not written yet.
+    /// Write this content into the client's DHCPLease, then call
+    /// [`super::super::DhcpClient::record_written`]. If a later `Record` comes before the write,
+    /// write only the later one.
     Record(LeaseRecord),
     /// Report this event in metrics, logs and Events.
     Event(ClientEvent),
@@ -28,7 +28,8 @@ pub enum ClientAction {
     Done,
 }
 
-/// Content of a client's record. The caller writes it into the DHCPLease.
+/// Content that the caller writes into the status of the client's DHCPLease. The client calls this
+/// content a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
     /// Serial number of the record. A later record of the client has a greater number.
@@ -64,8 +65,9 @@ impl AnnouncedAddress {
         Self { address, by: Vec::new() }
     }
 
-    /// Stores a station that announces the address. Returns `false` if it is stored already. If
-    /// there are more than [`MOST_STATIONS`], the one that was stored first is dropped.
+    /// Stores a station that announces the address. Returns `false` if the station is stored
+    /// already. If more than [`MOST_STATIONS`] stations would be stored, the oldest entry is
+    /// dropped.
     pub(super) fn add_station(&mut self, station: Mac) -> bool {
         if self.by.contains(&station) {
             return false;
@@ -165,8 +167,9 @@ pub enum ClientEvent {
         /// Reason why the offer or grant cannot be used.
         why: &'static str,
     },
-    /// The client holds a newly granted address. No probe was sent, no host answered the probe, or
-    /// a known announcer of the address answered it.
+    /// The client holds a newly granted address. No other host answered the ARP probe of the
+    /// address, or no probe was sent. A known announcer of the address does not count as another
+    /// host.
     Acquired {
         /// Granted address.
         address: Ipv4Addr,
@@ -183,7 +186,7 @@ pub enum ClientEvent {
         /// Time from the first REQUEST of the renewal to the grant.
         took: Duration,
     },
-    /// Another server than the one that granted the lease before has renewed the lease.
+    /// The lease was renewed by another server than before.
     ServerChanged {
         /// Server that granted the lease before.
         from: Ipv4Addr,
@@ -224,9 +227,9 @@ pub enum ClientEvent {
         /// Station that announces the address.
         by: Mac,
     },
-    /// A station answers ARP for the address, so the client ends and sends no further RELEASE. One
-    /// RELEASE may have been sent before, if the agent lost its leadership or was restarted before
-    /// the second one. In this case, the server may have granted the address to this station.
+    /// A station answers ARP for the address, so the client ends without a RELEASE. A first RELEASE
+    /// may have been sent all the same, if the agent lost its leadership or was restarted after it.
+    /// Then the station may be a host to which the server has granted the address since.
     NotReleased {
         /// Address whose release ended.
         address: Ipv4Addr,
@@ -256,7 +259,7 @@ pub enum IgnoreReason {
     Malformed,
     /// The frame does not concern this client. For example, the frame is for another client.
     NotOurs,
-    /// The client does not wait for this answer, or cannot use it.
+    /// The frame is an answer that the client does not wait for, or cannot use.
     Unasked,
     /// The answer is from a server that the client does not expect. A client that takes an offer
     /// expects the server of this offer. A client that holds a lease expects the lease's server. It

@@ -1,5 +1,6 @@
-//! ARP probe (RFC 5227): checks whether another host has a newly granted address, and sends a
-//! DECLINE if so.
+//! ARP probe (RFC 5227): the client asks whether another host has a newly granted address. If so,
+//! the client sends a DECLINE. It sends no DECLINE if the station that answers is a known announcer
+//! of the address, or is known to answer ARP for all addresses.
 //!
 //! Invariant: an address is probed only after its grant and before its publication. After the
 //! publication, the LoadBalancer's own announcer would answer the probe.
@@ -11,11 +12,11 @@ use super::super::wire::message::MessageKind;
 use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason};
 use super::{ClientPhase, DhcpClient};
 
-/// Pause between a DECLINE and the next DISCOVER, so that the server can process the DECLINE: RFC
-/// 2131, 3.1.
+/// Pause between a DECLINE and the next DISCOVER: the minimum of RFC 2131, 3.1. It limits the
+/// traffic of a client that declines address after address.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Number of declined addresses in a row, `MAX_CONFLICTS` of RFC 5227. From this number on, the
-/// pause is [`CONFLICTS_PAUSE`].
+/// Smallest number of declined addresses in a row at which the pause is [`CONFLICTS_PAUSE`]. It is
+/// `MAX_CONFLICTS` of RFC 5227.
 const MOST_CONFLICTS: u32 = 10;
 /// Pause after `MOST_CONFLICTS` declined addresses. RFC 5227 allows one new address each minute.
 /// But a server does not grant a declined address again for a day or for a lease time. At one

@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::super::granted_lease::LeaseTimes;
 use super::super::{GrantedLease, Mac};
 
-/// Lease that a former process of the agent held, as read from the DHCPLease.
+/// Lease that the client held in a former term, as read from the DHCPLease. Another agent may have
+/// led in that term.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedLease {
     /// Leased IP address.

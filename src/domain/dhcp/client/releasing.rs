@@ -38,10 +38,10 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Puts off the release to the time `until`, because the caller may not send now. Does nothing
-    /// if no release has begun. If the client asks by ARP before a RELEASE, it asks again at this
-    /// time: the network may have lost the former questions, or a station may have taken the
-    /// address since.
+    /// Puts off the next message of a release to the time `until`, because the caller must not send
+    /// now. Does nothing if no release has begun. At `until`, the client starts again with the ARP
+    /// questions, unless it asks none before a RELEASE. Reason: former questions may be lost, and a
+    /// station may have taken the address since.
     pub fn put_off_release(&mut self, until: Duration) {
         let asks = self.asks_before_release();
         match &mut self.phase {
@@ -89,8 +89,9 @@ impl DhcpClient {
         self.asks_by_arp() && self.options.proxy.is_none()
     }
 
-    /// Gives back an address that was published. The client first asks by ARP whether a station
-    /// still has the address. If a station answers, the client sends no RELEASE.
+    /// Gives back the address of a held lease. If the client asks by ARP before a RELEASE, it first
+    /// asks whether a station still has the address. If a station answers, the client sends no
+    /// RELEASE.
     pub(super) fn part_with(&mut self, lease: GrantedLease) {
         if self.asks_before_release() {
             self.parting_due(Probing { lease, sent: 0, next: self.now });

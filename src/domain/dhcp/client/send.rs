@@ -12,7 +12,7 @@ use super::DhcpClient;
 /// Time for which the client waits for an answer to a message that it has sent once. This time
 /// doubles with each repetition of the message.
 const FIRST_WAIT: Duration = Duration::from_secs(4);
-/// Maximum of the doubled time, before [`JITTER`] changes it.
+/// Longest wait for the answer to a message, before [`JITTER`] changes it.
 const LONGEST_WAIT: Duration = Duration::from_secs(64);
 /// Maximum random time by which the time for an answer is made longer or shorter.
 const JITTER: Duration = Duration::from_secs(1);

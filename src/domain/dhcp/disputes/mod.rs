@@ -41,7 +41,8 @@ impl AddressDisputes {
     }
 
     /// Forgets all disputes, and the station that answers ARP for all addresses. Must be called
-    /// when the probe of a granted address has ended without a dispute: no station answers for all.
+    /// when the probe of a granted address has ended without a dispute, because this shows that
+    /// there is no such station any more.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -60,9 +60,9 @@ pub struct GrantedLease {
 }
 
 impl GrantedLease {
-    /// Lease that the message `reply` grants. `mac`: station that sent the message. `granted`: time
-    /// of the client's REQUEST, at which the lease time starts. `phase`: number that makes renewals
-    /// of many leases come at different times.
+    /// Lease that the message `reply` grants. `mac`: station that sent the message. `granted`:
+    /// start of the lease time, which is the time of the client's REQUEST. `phase`: number that
+    /// makes renewals of many leases come at different times.
     pub(super) fn from_reply(reply: &ServerReply, mac: Mac, granted: Duration, phase: u32) -> Self {
         let seconds = reply.seconds.unwrap_or(0);
         let times = LeaseTimes::of(seconds, reply.t1, reply.t2);
@@ -158,9 +158,9 @@ impl LeaseTimes {
     }
 
     /// Length of the time before T1 over which the renewals of many leases are spread: a fifth of
-    /// the lease time, but at most half of T1, and at most [`WIDEST_SPREAD`]. Leases of the same
-    /// length have the same spread, as [`on_grid`] needs it, unless a server sends a T1 below two
-    /// fifths of the lease time.
+    /// the lease time, but at most half of T1, and at most [`WIDEST_SPREAD`]. [`on_grid`] needs the
+    /// same spread for all leases of the same length. The spread may differ if a server sends a T1
+    /// below two fifths of the lease time.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)
