@@ -126,7 +126,9 @@ impl ManagedLease {
     }
 
     /// Updates this state from `record`, if the resourceVersion of `record` is newer than that of
-    /// the state. The status is updated only if no write of the record is under way.
+    /// the state. While a write is under way, this may be the record after that write. So version
+    /// and status are updated together: if the write has no answer, the next patch is made for the
+    /// status that the version has.
     ///
     /// The versions are compared because a watch event may arrive late: after the answer to a newer
     /// write of the record. The late event would bring the old resourceVersion back. With this
@@ -138,9 +140,7 @@ impl ManagedLease {
         }
         self.record.metadata = record.metadata.clone();
         self.leaving |= record.metadata.deletion_timestamp.is_some();
-        if !self.writing {
-            self.stored = record.status.clone().unwrap_or_default();
-        }
+        self.stored = record.status.clone().unwrap_or_default();
     }
 
     /// Creates the DHCP client. If the record holds a lease, the client resumes this lease. If the
@@ -207,4 +207,37 @@ impl ManagedLease {
 /// times in records use the time of day.
 pub(super) fn moment() -> Moment {
     Moment { now: clock::now(), wall: Utc::now().fixed_offset() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::dhcp_lease::status::status_patch;
+
+    fn record(version: &str, status: &serde_json::Value) -> DHCPLease {
+        let record = json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1", "kind": "DHCPLease",
+            "metadata": {"namespace": "ns", "name": "web", "resourceVersion": version},
+            "spec": {
+                "network": "ns/lan", "macAddress": "02:00:5e:10:00:01", "clientID": "",
+                "hostname": "web",
+            },
+            "status": status,
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    /// The event of a write comes, and its answer is lost. The next patch has the version of the
+    /// event, so it meets no conflict.
+    #[test]
+    fn a_field_of_a_write_without_an_answer_does_not_outlive_the_next_write() {
+        let mut lease = ManagedLease::read(record("1", &json!({}))).unwrap();
+        lease.writing = true;
+        lease.update(&record("2", &json!({"address": "10.0.0.20"})));
+        lease.writing = false;
+        let patch = status_patch(&DHCPLeaseStatus::default(), &lease.stored);
+        assert_eq!(patch.get("address"), Some(&serde_json::Value::Null), "{patch}");
+    }
 }
