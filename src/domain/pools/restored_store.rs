@@ -25,8 +25,9 @@ pub enum RestoreOutcome {
     /// address for another LoadBalancer. The value is the `namespace/name` of the other
     /// LoadBalancer.
     Anothers(String),
-    /// The LoadBalancer exists, but publishes no claim, or another claim than before the restore.
-    /// The value is the address of the present claim. `None`: the LoadBalancer publishes no claim.
+    /// The restored etcd contains the LoadBalancer, but with another published claim than before
+    /// the restore, or with none. The value is the address that the LoadBalancer now publishes, or
+    /// `None`.
     Moved(Option<IpAddr>),
     /// The LoadBalancer exists in the restored etcd, but did not exist just before the restore.
     Returned,

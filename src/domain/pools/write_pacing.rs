@@ -15,30 +15,31 @@
 
 use std::time::Duration;
 
-/// Longest time to gather requests, as a multiple of the last write's duration. With 4, writes take
-/// a fifth of the time as long as requests keep coming. Writes of more than 250 ms take a larger
-/// share, because gathering lasts at most `LONGEST_GATHERING`.
+/// Longest time to gather requests, as a multiple of the last write's duration. With 4, gathering
+/// lasts at most four times as long as the write before it. So if requests keep coming, one fifth
+/// of the time is spent on writes. After a write of more than 250 ms, this share is larger, because
+/// gathering lasts at most `LONGEST_GATHERING`.
 const REST: u32 = 4;
 /// Longest time after a write for which requests are gathered for the next write.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 /// Shortest gap without new requests that ends gathering.
 const QUIET: Duration = Duration::from_millis(10);
-/// Divisor for the gap without new requests that ends gathering: the gap is the last write's
-/// duration divided by this number, but at least `QUIET`. If only releases wait, the divisor is 1.
-/// `QUIET` alone would end gathering too early, because even many requests that arrive at random
-/// times have some gaps of 10 ms. A wait is worthwhile if it is shorter than the write that it
-/// saves.
+/// Divisor of the last write's duration. The result is the gap without new requests after which
+/// gathering ends, but at least `QUIET`. If only releases wait, the gap is the whole duration of
+/// the last write, because no LoadBalancer waits for an address. A constant gap of 10 ms would end
+/// gathering too early: even many requests that arrive at random times have some such gaps. A gap
+/// shorter than a write takes less time than one more write would.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second on average. The API server's store retains all
-/// writes of the last five to ten minutes, and has 2 GiB by default.
+/// writes of the last five to ten minutes. At this rate, they have up to 600 MiB. By default, the
+/// store has 2 GiB.
 const BYTES_PER_SECOND: u32 = 1024 * 1024;
-/// Largest byte budget that can be saved while nothing is written, given as a time.
-/// `BYTES_PER_SECOND` gives 64 MiB in this time. So 64 MiB may be written at once after a long
-/// pause.
+/// Longest time for which the byte budget is saved while nothing is written. `BYTES_PER_SECOND`
+/// gives 64 MiB in this time. So 64 MiB may be written at once after a long pause.
 const BURST: Duration = Duration::from_secs(64);
-/// Longest time after a write for which the byte budget delays the next write. In this time, the
-/// budget grows by 4 MiB: about three ledgers of the largest size. If more than three of them
-/// change all the time, each is written once in this time, and the average exceeds
+/// Longest time after a write for which the byte budget delays the next write. In four seconds, the
+/// budget grows by 4 MiB: about three ledgers of the largest size. If more than three such ledgers
+/// change all the time, each is still written every four seconds. Then the average exceeds
 /// `BYTES_PER_SECOND`.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 

@@ -1,16 +1,16 @@
 //! The free addresses of a pool, as disjoint intervals in a balanced tree.
 //!
 //! Invariants:
-//! * intervals are not empty and do not overlap. No interval contains both IPv4 and IPv6, and IPv4
-//!   sorts first;
+//! * intervals are not empty and do not overlap. No interval contains both IPv4 and IPv6. The
+//!   intervals of IPv4 come first;
 //! * between two intervals of one stretch of the pool, there is at least one address that is not
 //!   free. So after `n` addresses were given out, the number of intervals is at most the number of
 //!   stretches plus `n`;
 //! * every operation on one address is O(log i) for `i` intervals. An interval costs one entry,
 //!   even if it has 2^64 addresses.
 //!
-//! `RangeInclusiveSet` of the crate `rangemap` has such intervals too, but does not count the
-//! addresses in them. A pool's status contains this count.
+//! `RangeInclusiveSet` of the crate `rangemap` is not used, because it does not count the addresses
+//! in its intervals. A pool's status contains this count.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -70,9 +70,9 @@ impl FreeSet {
         true
     }
 
-    /// Removes the first free address after `cursor` from the set, and returns it. If no address
-    /// after `cursor` is free, or `cursor` is `None`, takes the first free address of the pool.
-    /// `None`: no address is free.
+    /// Removes the first free address after `cursor` from the set, and returns it. If there is no
+    /// cursor, or no free address after it, removes and returns the first free address of the pool.
+    /// Returns `None` if no address is free.
     pub fn take_after(&mut self, cursor: Option<IpAddr>) -> Option<IpAddr> {
         const FIRST: AddressKey = (false, 0);
         let after = cursor.map(key).map_or(FIRST, |(v6, value)| (v6, value.saturating_add(1)));

@@ -7,8 +7,9 @@ use ipnet::IpNet;
 use super::super::ranges::{PoolRanges, from_u128, to_u128};
 use api::Range;
 
-/// Maximum number of times that the subnet of a range is doubled. It is doubled until both ends of
-/// the range are hosts, and the gateway is outside the range.
+/// Maximum number of doublings in the search for a range's subnet. The search starts with the
+/// smallest subnet that contains both ends of the range. It ends when both ends are hosts, and the
+/// gateway is outside the range.
 const WIDER: u8 = 16;
 
 /// Whether keys with this prefix contain addresses.
@@ -16,7 +17,8 @@ pub(super) fn is_format(format: &str) -> bool {
     matches!(format, "cidr" | "range")
 }
 
-/// The range that an item describes, with a note on each difference from the item's text. `format`:
+/// Reads an item. Returns its range, and notes: on reversed ends, and on addresses that are not
+/// given out. An item of the format `cidr` has no notes, and its host bits are ignored. `format`:
 /// prefix of the key, `cidr` or `range`. The error gives the fault and the remedy.
 pub(super) fn read(format: &str, text: &str) -> Result<(Range, Vec<String>), String> {
     let (range, notes) = if format == "cidr" { cidr(text)? } else { stretch(text)? };
@@ -57,8 +59,8 @@ fn address(text: &str) -> Result<IpAddr, String> {
     Ok(ip.to_canonical())
 }
 
-/// The range from `first` to `last` with a derived subnet, and a note on its addresses that are not
-/// given out. The note is `None` if all of its addresses are given out.
+/// Makes the range from `first` to `last`, with a derived subnet. Leaves out an end that is the
+/// network address or the broadcast address of the subnet. Also returns the note of [`lost`].
 fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     let bits: u8 = if first.is_ipv4() { 32 } else { 128 };
     if first == last {
@@ -88,8 +90,9 @@ fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     (range, lost(net, first, last))
 }
 
-/// Note on the addresses of a range that are not given out: the gateway, and addresses that are no
-/// hosts of the subnet. `None`: there are no such addresses.
+/// Note on the addresses from `first` to `last` that are not given out: the gateway of the subnet
+/// `net`, and for IPv4 also its network address and its broadcast address. `None`: all addresses
+/// are given out.
 fn lost(net: IpNet, first: IpAddr, last: IpAddr) -> Option<String> {
     let (low, high) = (to_u128(net.network()), to_u128(net.broadcast()));
     let within = |value: u128| to_u128(first) <= value && value <= to_u128(last);

@@ -5,15 +5,16 @@
 //! list of items, separated by commas. Every item is imported by itself: an invalid item is
 //! reported, and the others are imported.
 //!
-//! A range has no subnet in the ConfigMap. The import gives it the smallest subnet in which both
-//! ends are hosts and the gateway is outside the range. If there is no such subnet, a note lists
-//! the addresses of the range that are not given out. (Harvester's Go controller took the smallest
-//! subnet that contains both ends. There, the first address of the range was often the network
-//! address or the gateway, and was never given out.)
+//! A range has no subnet in the ConfigMap. The import starts with the smallest subnet that contains
+//! both ends of the range. It doubles this subnet until both ends are hosts, and the gateway is
+//! outside the range. If 16 doublings do not suffice, the smallest subnet is taken, and a note
+//! lists the addresses of the range that are not given out. (Harvester's Go controller always took
+//! the smallest subnet. So the first address of the range was often the network address or the
+//! gateway, and was never given out.)
 //!
 //! An address that a LoadBalancer uses is recorded as the LoadBalancer's former address, so that
-//! the LoadBalancer gets it again. If the ConfigMap shows that another Service uses an address of a
-//! new pool, the address is excluded.
+//! the LoadBalancer gets it again. The ConfigMap also lists Services with their addresses. If such
+//! a Service belongs to no LoadBalancer, its address is excluded from a new pool.
 
 mod item;
 
@@ -38,10 +39,11 @@ const GLOBAL: &str = "global";
 /// Key of the ConfigMap under which kube-vip records the addresses that it announces.
 const SERVICES: &str = "kubevip-services";
 /// Maximum number of ranges of one imported pool, and of excluded addresses of one range. The CRD's
-/// schema allows 256 ranges and 64 excluded addresses.
+/// schema allows more ranges (256), but not more excluded addresses.
 const MOST_RANGES: usize = 64;
-/// Longest report, in bytes. Lines beyond this length are only counted. The report is an
-/// annotation, and all annotations of an object together may have 256 KiB.
+/// Maximum length of the report, in bytes. Lines that do not fit are left out, and one more line
+/// gives their number. The report is an annotation, and all annotations of an object together may
+/// have 256 KiB.
 const LONGEST_REPORT: usize = 16 * 1024;
 
 /// State of the cluster that the plan needs in addition to the content of the ConfigMap.
@@ -79,7 +81,8 @@ impl NewPool {
 pub struct RefusedItem {
     /// Key in the ConfigMap, or the name of the refused pool.
     pub key: String,
-    /// Item of the key's value. Empty: the whole value, or the whole pool.
+    /// Item of the key's value. If this text is empty, the whole value or the whole pool was
+    /// refused.
     pub value: String,
     /// Fault and remedy.
     pub why: String,
@@ -102,7 +105,8 @@ pub struct ImportPlan {
     pub left: Vec<String>,
     /// Parts of the ConfigMap that are not imported, and pools that the API server refused.
     pub refused: Vec<RefusedItem>,
-    /// Notes on items that are imported with a deviation from their text.
+    /// Notes on reversed ranges, on addresses of ranges that are not given out, and on addresses
+    /// that are excluded because a Service uses them.
     pub notes: Vec<String>,
     /// Keys of the ConfigMap that the import does not know.
     pub ignored: Vec<String>,
@@ -215,9 +219,12 @@ impl ImportPlan {
         conflicts.first().map(conflict::PoolConflict::message)
     }
 
-    /// Finds the addresses of the planned pools that are in use. If a LoadBalancer uses an address,
-    /// records it as the LoadBalancer's former address. If any other Service uses an address of a
-    /// new pool, excludes the address from its range. `services`: value of the key [`SERVICES`].
+    /// Finds the addresses of the planned pools that are in use:
+    /// * An address of a LoadBalancer is recorded as the LoadBalancer's former address.
+    /// * An address of a Service that belongs to no LoadBalancer is excluded from its range, if the
+    ///   pool is new.
+    ///
+    /// `services`: value of the key [`SERVICES`].
     fn in_use(&mut self, services: Option<&String>, known: &ImportFacts) {
         let mut users: BTreeMap<IpAddr, String> = BTreeMap::new();
         match services.map(|text| serde_json::from_str::<AnnouncedServices>(text)) {
@@ -282,7 +289,8 @@ impl ImportPlan {
         }
     }
 
-    /// The report on the import, one item a line. `created`: names of the pools that were created.
+    /// Report on the import, with one result on each line. `created`: names of the pools that the
+    /// import has created.
     pub fn report(&self, created: &BTreeSet<String>) -> String {
         let mut lines: Vec<String> = Vec::new();
         for pool in self.pools.iter().filter(|pool| created.contains(&pool.name)) {
@@ -319,8 +327,9 @@ fn bounded(lines: &[String]) -> String {
     text
 }
 
-/// Whether all ranges of the pool are among `ranges`. If so, an earlier run of the import created
-/// the pool, perhaps from a part of `ranges` because the other ranges were refused.
+/// Whether all ranges of the pool are among `ranges`. If so, the import assumes that an earlier run
+/// created the pool. The pool may have fewer ranges, because the earlier run may have refused some.
+/// Only subnet, start and end of the ranges are compared.
 fn is_made_of(pool: &IPPool, ranges: &[Range]) -> bool {
     let bounds = |r: &Range| (r.subnet.clone(), r.range_start.clone(), r.range_end.clone());
     let planned: BTreeSet<_> = ranges.iter().map(bounds).collect();

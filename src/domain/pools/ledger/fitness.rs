@@ -6,16 +6,16 @@
 pub enum AddressFitness {
     /// May be given.
     Good,
-    /// May be given only when no other address is left. The address is the expected address of
-    /// another LoadBalancer.
+    /// The address is the expected address of another LoadBalancer. It may be given only if no
+    /// other address is left.
     Expected,
-    /// Must not be given, because the address is reserved for another LoadBalancer, which has it
-    /// from a deleted pool. Exception: if this LoadBalancer publishes the address already, and no
-    /// ledger has its claim, the claim may be restored.
+    /// The address must not be given, because another LoadBalancer keeps it from a deleted pool.
+    /// Exception: if this LoadBalancer publishes the address and has no claim, its claim may be
+    /// restored.
     Withheld,
-    /// Must not be given, for one of these reasons:
-    /// * Another LoadBalancer has the address, by a claim or by a reservation, on a network where
-    ///   this LoadBalancer's address would be announced.
+    /// The address must not be given, for one of these reasons:
+    /// * The pool's addresses are announced for this LoadBalancer on a second segment too, and
+    ///   there another LoadBalancer has the address, by a claim or by a reservation.
     /// * This LoadBalancer is of type vm and publishes the address already, from another pool.
     Taken,
 }

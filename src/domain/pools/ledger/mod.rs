@@ -27,16 +27,17 @@ use super::free_addresses::FreeSet;
 use super::ranges::PoolRanges;
 use crate::Owner;
 
-/// Maximum size of a ledger in the object of its pool, in bytes. A new claim fails if it would make
-/// the ledger larger. Former owners that would make it larger are dropped, the oldest first. Claims
-/// that are restored or handed over are recorded in any case. The API server's store refuses
-/// objects above 1.5 MiB. The difference is for spec and metadata.
+/// Maximum size of a ledger in the object of its pool, in bytes. The API server's store refuses
+/// objects above 1.5 MiB. The rest of the object is the pool's spec and metadata.
+/// * A new claim fails if all claims together would exceed the maximum.
+/// * A claim that is restored or handed over is recorded even above the maximum.
+/// * If claims and former owners together exceed the maximum, the oldest former owners are dropped.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
 /// Maximum number of former owners in a ledger. Former owners make each write of the pool slower:
 /// with 500 of them, a write takes three times as long as with none. A release drops the oldest
-/// above the maximum. A read of a stored pool drops only those whose LoadBalancer does not exist,
-/// so the ledger may exceed the maximum until the next release.
+/// former owners until the maximum is kept. A merge drops only former owners whose LoadBalancer
+/// does not exist. So the ledger may exceed the maximum until the next release.
 pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gives a LoadBalancer no address.
@@ -88,8 +89,9 @@ impl Ledger {
         self.claim_where(owner, None, |_| AddressFitness::Good)
     }
 
-    /// Claims an address like [`Self::claim`], with two differences: the address `former` is tried
-    /// before the former address of the name, and `fitness` decides about each free address.
+    /// Claims an address like [`Self::claim`], with two differences:
+    /// * The address `former` is tried before the former address of the owner's name.
+    /// * `fitness` says whether a free address may be given. A former address must be `Good`.
     pub fn claim_where(
         &mut self,
         owner: &Owner,
@@ -240,8 +242,8 @@ impl Ledger {
         &self.outside
     }
 
-    /// Records a former owner of an address. Does nothing if the address is claimed. Only
-    /// [`LEDGER_BYTES`] limits the number here; [`Self::limit_history`] applies [`HISTORY_LENGTH`].
+    /// Records a former owner of an address. Does nothing if the address is claimed. Drops the
+    /// oldest former owners above [`LEDGER_BYTES`], but does not apply [`HISTORY_LENGTH`].
     pub fn remember(&mut self, ip: IpAddr, name: String) {
         if self.claims.contains_key(&ip) {
             return;
@@ -293,7 +295,8 @@ impl Ledger {
         self.cursor
     }
 
-    /// Upper bound of the bytes that the ledger uses in the object of the pool.
+    /// Estimate of the bytes that the ledger uses in the object of the pool. The true number is
+    /// never higher.
     pub fn bytes(&self) -> usize {
         self.bytes + self.history.bytes
     }
@@ -338,9 +341,9 @@ impl Ledger {
         }
     }
 
-    /// Address whose text is as long as any in the pool ([`ip_bytes`]): an IPv6 address, unless the
-    /// pool has only IPv4 addresses. The bytes of a new claim are checked with this address,
-    /// because the claim's own address is chosen later.
+    /// Address of the family with the longer text ([`ip_bytes`]): an IPv6 address, unless the pool
+    /// has only IPv4 addresses. The size of a new claim is computed with this address, because the
+    /// claim's own address is chosen later.
     fn widest(&self) -> IpAddr {
         self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
     }

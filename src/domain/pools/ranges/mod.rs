@@ -3,11 +3,11 @@
 //! Invariants: stretches are sorted and disjoint, and no stretch has addresses of both families.
 //! Addresses are never enumerated, so an IPv6 /64 costs no more than a single IPv4 address.
 //!
-//! Rules for a range, as in Harvester (host-local of the CNI plugins):
+//! Rules for a range (Harvester has them from `host-local`, one of the CNI plugins):
 //! * The default start is the first host of the subnet, and the default end is the last host. /31
 //!   and /127 have two hosts (RFC 3021, RFC 6164). IPv6 has no broadcast address.
 //! * The default gateway is the address after the network address. A single address (/32, /128) has
-//!   none. A gateway is never given out.
+//!   no gateway. A gateway is never given out.
 //! * If the start is above the end, the two are exchanged. [`reversed`] finds such ranges, so that
 //!   admission can refuse new ones.
 
@@ -29,7 +29,7 @@ pub struct AddressBlock {
     pub range: usize,
 }
 
-/// Subnet of an address, with its router.
+/// Subnet of a range, with the subnet's router.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
     /// Network, without host bits.
@@ -55,8 +55,8 @@ pub struct RangeError {
     pub message: String,
 }
 
-/// Maximum number of ranges of one pool. This operator's schema allows 256; Harvester's schema has
-/// no limit.
+/// Maximum number of ranges of one pool. A new pool has at most 256, by this operator's schema. A
+/// pool that was stored with Harvester's schema may have more, because that schema has no limit.
 pub const MOST_RANGES: usize = 1_024;
 
 impl PoolRanges {
@@ -347,8 +347,8 @@ fn parse_excludes(
         .collect()
 }
 
-/// Returns the network and the kind of the first block of addresses that overlaps `first..=last`,
-/// and whose addresses no host can have, such as multicast addresses. `None`: no such block
+/// Searches `first..=last` for addresses that no host can have, such as multicast addresses.
+/// Returns the network and the kind of the first entry of `BLOCKS` that overlaps. `None`: no entry
 /// overlaps. Source: IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291.
 fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
     const BLOCKS: [(&str, &str); 7] = [

@@ -75,9 +75,9 @@ pub enum PoolFit {
 const ANY: &str = "*";
 
 impl PoolSelector {
-    /// Reads a pool's selector; `None` is an empty one. The pool is global if its scope is a single
-    /// entry with `*` as project, namespace and guest cluster, as in Harvester's webhook. The label
-    /// that marks global pools in Harvester has no effect.
+    /// Reads the selector of a pool. A selector that is `None` counts as an empty one. The pool is
+    /// global if its scope is a single entry with `*` as project, namespace and guest cluster.
+    /// Harvester's webhook has the same rule. Harvester's label for global pools has no effect.
     pub fn new(selector: Option<&api::Selector>) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let scope: Vec<PoolScope> = selector
@@ -130,7 +130,7 @@ impl PoolSelector {
         self.global
     }
 
-    /// Whether the pool serves LoadBalancers that do not name it.
+    /// Whether the pool has a scope. A pool without a scope serves only LoadBalancers that name it.
     pub fn has_scope(&self) -> bool {
         !self.scope.is_empty()
     }
@@ -160,8 +160,8 @@ impl PoolSelector {
 
 impl PoolScope {
     /// Whether the same LoadBalancer may match both entries strictly: a blank field matches only a
-    /// blank value. Loose matches do not count, because a strict match comes before a loose one,
-    /// and the names of the pools may decide between two loose ones.
+    /// blank value. Loose matches do not count. A strict match comes before a loose one. Between
+    /// two loose matches, the order of the pools' names is allowed to decide.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
         // Every LoadBalancer has a namespace, so an entry with a blank namespace matches no

@@ -89,9 +89,9 @@ pub fn pool_status(
     }
 }
 
-/// Describes the addresses and networks in the pool's ranges that the cluster itself uses. Returns
-/// an empty text if there are none. At most five are shown. Networks in which a LoadBalancer holds
-/// an address come first.
+/// Describes the addresses and networks of the cluster itself that are in the pool's ranges. At
+/// most five are shown. Those in which a LoadBalancer holds an address come first. Returns an empty
+/// text if there are none.
 fn held_back(pool: &AllocatorPool) -> String {
     const SHOWN: usize = 5;
     let mut all: Vec<_> = pool
