@@ -9,9 +9,9 @@ use crate::reason::NoAddressReason;
 use crate::{Claim, LbFacts, Owner};
 
 impl PoolAllocator {
-    /// Keeps a published address whose pool was deleted, because an address in use changes only at
-    /// its owner's request. The LoadBalancer becomes a waiter, because the pool may be created
-    /// again. `None`: the LoadBalancer publishes no such address, or its `spec.ipPool` names
+    /// Keeps the published address of the LoadBalancer, if the address is from a deleted pool. The
+    /// LoadBalancer becomes a waiter, because the pool may be created again. `None`:
+    /// [`Self::claim_of_deleted_pool`] returns `None`, or the LoadBalancer's `spec.ipPool` names
     /// another pool.
     pub(super) fn keep_claim_of_deleted_pool(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
         let claim = self.claim_of_deleted_pool(facts)?;
@@ -26,8 +26,8 @@ impl PoolAllocator {
         Some(self.held(facts, claim.clone(), Some(wait)))
     }
 
-    /// The published claim, if its pool does not exist and one of these two cases applies.
-    /// Otherwise `None`.
+    /// The published claim, if its pool does not exist and the LoadBalancer may keep the address.
+    /// `None`: no such claim. The LoadBalancer may keep the address in two cases:
     /// * The claim is reserved for the LoadBalancer, and the LoadBalancer need not withdraw it
     ///   ([`Self::has_reserved`]). For example, the claim was published at the start of this
     ///   replica's term of leadership, or a ledger recorded it until the pool was removed.
@@ -36,8 +36,8 @@ impl PoolAllocator {
     ///   * the address is not the gateway of a pool;
     ///   * each pool whose ranges include the address admits the LoadBalancer.
     ///
-    /// Reason for the conditions: where admission does not protect the status, a tenant can write
-    /// any address into it, and the name of a pool that never existed.
+    /// The second case has conditions, because a tenant can write any address, and the name of a
+    /// pool that never existed, into a status that admission does not protect.
     pub(super) fn claim_of_deleted_pool<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);
@@ -57,10 +57,10 @@ impl PoolAllocator {
         (is_gone && !is_anothers && !self.pools.values().any(keeps_off)).then_some(claim)
     }
 
-    /// Restores a claim that the LoadBalancer publishes and no ledger records, if all of these
-    /// hold:
-    /// * the LoadBalancer has no claim;
-    /// * the pool admits the LoadBalancer, and its ranges include the address;
+    /// Restores the claim that the LoadBalancer publishes, if all of these hold:
+    /// * no ledger records a claim of the LoadBalancer;
+    /// * the pool of the published claim admits the LoadBalancer;
+    /// * the ranges of this pool include the address;
     /// * no other LoadBalancer has the address on the pool's segment, or on a segment where the
     ///   address would be announced for this LoadBalancer.
     pub(super) fn restore_published(&mut self, facts: &LbFacts) {
@@ -80,9 +80,10 @@ impl PoolAllocator {
         self.hold_back_elsewhere(claim);
     }
 
-    /// Hands over to the LoadBalancer the claims of an earlier LoadBalancer with the same name. A
-    /// name belongs to one object, so the earlier LoadBalancer was deleted. Does nothing if `facts`
-    /// are not fresh, because facts from a stale view may be those of the earlier LoadBalancer.
+    /// Hands over to the LoadBalancer the claims that it may inherit from an earlier LoadBalancer
+    /// with the same name ([`Self::inheritance`]). A name belongs to one object, so the earlier
+    /// LoadBalancer was deleted. Does nothing if `facts` are not fresh, because facts from a stale
+    /// view may be those of the earlier LoadBalancer.
     pub(super) fn inherit(&mut self, facts: &LbFacts) {
         if !facts.fresh {
             return;
@@ -103,7 +104,8 @@ impl PoolAllocator {
     /// inherit a claim if all of these hold:
     /// * the claim's owner has the LoadBalancer's name and another UID;
     /// * the LoadBalancer's `spec.ipPool` is empty, or names the claim's pool;
-    /// * the pool admits the LoadBalancer, fits its network, and is not being deleted;
+    /// * the pool admits the LoadBalancer, and is not being deleted;
+    /// * the pool's addresses fit the LoadBalancer's network;
     /// * the LoadBalancer has no claim in the pool yet.
     pub(super) fn inheritance(&self, facts: &LbFacts) -> impl Iterator<Item = (Claim, Owner)> {
         let named = self.names.get(&facts.owner.name).into_iter().flatten();

@@ -12,8 +12,8 @@ impl PoolAllocator {
 
     /// Whether nothing of the owner with this UID is left to release, in memory or in a stored
     /// ledger: the allocator does not know the owner ([`Self::knows`]), and no write of a pool is
-    /// pending. Before a pending write, the stored ledger may still have a claim of the owner that
-    /// was released in memory.
+    /// pending. While a write is pending, the stored ledger may have a claim of the owner, although
+    /// the claim was released in memory.
     pub fn has_nothing_to_release(&self, uid: &str) -> bool {
         !self.knows(uid) && self.touched.is_empty()
     }
@@ -21,9 +21,10 @@ impl PoolAllocator {
     /// Releases every claim of the owner, and removes the owner's waiting request, reservations and
     /// expected address. Returns the released claims.
     ///
-    /// Does nothing if a ledger has the owner's UID under another name. Reason: after the deletion
-    /// of a Service, the UID in `owner` is from the Service's owner reference. A tenant can write
-    /// the UID of any LoadBalancer into the owner reference of its own Service.
+    /// Does nothing if a ledger records the UID of `owner` with another name, because the UID may
+    /// be forged. The deletion of a LoadBalancer's Service also causes a release, and then the UID
+    /// is from the Service's owner reference. A tenant can write the UID of any LoadBalancer into
+    /// the owner reference of its own Service.
     pub fn release(&mut self, owner: &Owner) -> Vec<Claim> {
         let has_another_name = |claim: &Claim| {
             self.owner_of(claim).is_some_and(|recorded| recorded.name != owner.name)

@@ -12,16 +12,17 @@
 //! * **Order.** Two pools are in conflict if all of these hold, because their names alone could
 //!   decide which of them serves a LoadBalancer:
 //!   * neither is global, and both have a scope;
-//!   * both have the same network name. Only a LoadBalancer that names its pool is served by a pool
-//!     with another network name;
+//!   * both have the same network name. Pools with different network names do not compete: a
+//!     LoadBalancer that names no pool is served by a pool with its own network name, or by the
+//!     global pool;
 //!   * both have the same priority;
 //!   * this priority is not 0, or their scopes overlap.
 //!
 //! Of two pools in conflict, the older pool has precedence; at equal age, the pool whose name sorts
 //! first. The younger pool gives out no new address, even while the older pool itself gives out
-//! none because of a third pool. So the deletion of a pool never makes another pool stop giving out
-//! addresses. A pool that is being deleted, or whose ranges are invalid, gives out nothing and
-//! causes no conflict.
+//! none because of a third pool. Otherwise, after the deletion of the third pool, the older pool
+//! would give out addresses again, and the younger pool would have to stop. A pool that is being
+//! deleted, or whose ranges are invalid, gives out nothing and causes no conflict.
 
 pub mod candidates;
 
@@ -120,8 +121,8 @@ impl PoolFacts {
         Self { deleting: meta.deletion_timestamp.is_some(), ..Self::new(name, created, spec) }
     }
 
-    /// Facts of the pool `name`, which is not being deleted, from its spec. `created`: creation
-    /// time in seconds since the epoch.
+    /// Facts of the pool `name`, from its spec. The pool counts as not being deleted. `created`:
+    /// creation time in seconds since the epoch.
     pub fn new(name: &str, created: i64, spec: &IPPoolSpec) -> Self {
         Self {
             name: name.to_owned(),
@@ -251,10 +252,11 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
 }
 
 /// Reason why a pool's addresses do not fit a LoadBalancer: the pool is on `segment`, and the
-/// LoadBalancer's network is on another segment. `None`: the segments are the same, or one of these
+/// LoadBalancer's network is on another segment. `None`: the addresses fit, because one of these
 /// holds:
-/// * the LoadBalancer's network is not known, or the segment of one of the two networks is not
-///   known;
+/// * the segments are the same;
+/// * the LoadBalancer's network is not known;
+/// * one of the two segments is [`Segment::Unlisted`];
 /// * the pool is global;
 /// * the LoadBalancer is of type cluster, and the pool's selector names no network. The guest
 ///   announces the addresses on the network of its VMs.
@@ -340,7 +342,7 @@ impl PoolConflict {
         }
     }
 
-    /// Path of the field that must change in this pool to end the conflict.
+    /// Path of this pool's field that causes the conflict.
     pub fn field(&self) -> String {
         match &self.over {
             ConflictCause::Ranges { mine, .. } => format!("spec.ranges[{mine}]"),

@@ -2,9 +2,9 @@
 //! addresses.
 //!
 //! A ledger protects its addresses on the segment of its pool: the other pools on that segment hold
-//! the addresses back, which means that they do not give them out ([`super::overlap`]). In two
-//! cases, a [`Reservation`] protects an address instead, and all pools on the segments where the
-//! address is announced hold it back:
+//! the addresses back ([`super::overlap`]). In two cases, a [`Reservation`] protects an address on
+//! the segments where the address is announced, and all pools on these segments hold the address
+//! back:
 //! * the pool was deleted, and its ledger with it, but a LoadBalancer still publishes the address
 //!   ([`super::deleted`]);
 //! * the address is announced on a segment other than its pool's. The address of a vm LoadBalancer
@@ -23,8 +23,8 @@ use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
 use crate::{Claim, LbFacts, Owner};
 
-/// An address that is reserved for a LoadBalancer, on segments where the ledger of the pool does
-/// not protect the address.
+/// Reservation of an address for a LoadBalancer, on segments where no pool's ledger protects the
+/// address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// LoadBalancer for which the address is reserved.
@@ -35,7 +35,8 @@ pub struct Reservation {
     pub segments: Vec<Segment>,
 }
 
-/// Reservations by LoadBalancer and by address, and expected addresses.
+/// Reservations by LoadBalancer and by address, expected addresses, and published claims that must
+/// be withdrawn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reservations {
     /// Map from a LoadBalancer's UID to its reservations: at most one for each claim that the
@@ -43,8 +44,8 @@ pub(super) struct Reservations {
     by_uid: HashMap<String, Vec<Reservation>>,
     /// Each reserved address, with the UID of a LoadBalancer for which the address is reserved.
     by_ip: BTreeSet<(IpAddr, String)>,
-    /// Map from the UID of a LoadBalancer without an address to its former claim, which the
-    /// LoadBalancer will request.
+    /// Map from a LoadBalancer's UID to its former claim. The LoadBalancer has no address, and will
+    /// request this claim.
     former: HashMap<String, Claim>,
     /// Reverse of `former`: each claim, with the UID of a LoadBalancer that will request the claim.
     expected: BTreeSet<(Claim, String)>,
@@ -144,11 +145,12 @@ impl Reservation {
 
 impl PoolAllocator {
     /// Observes a LoadBalancer at the start of a term of leadership, before the first address is
-    /// given out. Does the same as [`Self::observe`], and in addition reserves a published address
-    /// whose pool was deleted, even if the scopes of other pools do not admit the LoadBalancer.
-    /// Reason: the deleted pool may have had the claim in its ledger. If a ledger has the address
-    /// for another owner, on a segment where the address may be announced, the LoadBalancer must
-    /// withdraw the address.
+    /// given out. Does the same as [`Self::observe`]. Before that, if the pool of the published
+    /// address does not exist:
+    /// * Reserves the address without the conditions of `claim_of_deleted_pool`, because the ledger
+    ///   of the deleted pool may have had the claim.
+    /// * Records that the LoadBalancer must withdraw the address, if a ledger has the address for
+    ///   another owner, on a segment where the address may be announced.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         let published = facts.published.as_ref();
@@ -173,12 +175,15 @@ impl PoolAllocator {
     }
 
     /// Updates what the allocator remembers about a LoadBalancer:
-    /// * Reserves the addresses of its claims, and of those reserved claims whose pool was deleted.
+    /// * Reserves the addresses of its claims.
+    /// * Renews its reservations of addresses from deleted pools, on the segments where these
+    ///   addresses may be announced now.
     /// * Reserves its published address, if `claim_of_deleted_pool` returns the claim.
     /// * Makes its former address an expected address, if the LoadBalancer neither has a claim nor
     ///   publishes an address.
     /// * Replaces its facts, if it is a waiter.
-    /// * Ends the withdrawal of an address that the LoadBalancer no longer publishes, or may keep.
+    /// * Forgets that it must withdraw an address, if it no longer publishes the address, or if it
+    ///   may keep the address.
     ///
     /// When [`Self::take_moved`] returns `true`, the caller must observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
@@ -267,9 +272,10 @@ impl PoolAllocator {
         self.reserved.by_uid.contains_key(uid) || self.reserved.former.contains_key(uid)
     }
 
-    /// Reserves the claims of a deleted pool, because their LoadBalancers continue to publish the
-    /// addresses. The claims are reserved on every segment, until their LoadBalancers are observed.
-    /// Claims without a UID are left out.
+    /// Reserves the claims of a deleted pool, because their owners continue to publish the
+    /// addresses. At first, a claim is reserved on every segment. After its owner is observed, the
+    /// claim is reserved only on the segments where its address may be announced. Claims whose
+    /// owner has no UID are left out.
     pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &AllocatorPool) {
         for (ip, owner) in pool.ledger.claims().iter().filter(|(_, owner)| !owner.uid.is_empty()) {
             let claim = Claim { pool: name.to_owned(), ip: *ip };
@@ -279,8 +285,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Removes the reservations and the expected address of a LoadBalancer, and the mark of a claim
-    /// that it must withdraw.
+    /// Removes the reservations and the expected address of a LoadBalancer. Forgets that the
+    /// LoadBalancer must withdraw a claim.
     pub(super) fn forget(&mut self, uid: &str) {
         self.reserved.to_withdraw.remove(uid);
         self.unreserve_claims(uid, |_| false);
@@ -339,10 +345,11 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether another LoadBalancer has the claim's address, from another pool or by a reservation.
-    /// Only some segments are searched: that of the claim's pool, and those where the address would
-    /// be announced for this LoadBalancer. `false` if the pool does not exist. Precondition: this
-    /// LoadBalancer has no claim.
+    /// Whether another LoadBalancer has the address of `claim`, which this LoadBalancer publishes.
+    /// The other LoadBalancer has it by the ledger of another pool, or by a reservation. Only some
+    /// segments are searched: that of the claim's pool, and those where the address would be
+    /// announced for this LoadBalancer. `false` if the claim's pool does not exist. Precondition:
+    /// no ledger records a claim of this LoadBalancer.
     pub(super) fn is_anothers(&self, claim: &Claim, facts: &LbFacts) -> bool {
         self.pools.get(&claim.pool).is_some_and(|pool| {
             self.is_in_use_beside(claim.ip, &claim.pool, pool, &facts.owner.uid)
@@ -351,13 +358,14 @@ impl PoolAllocator {
     }
 
     /// Returns a function that says whether a free address of `pool` may be given to the
-    /// LoadBalancer. `pool` may have been removed from the allocator. The pool's own segment needs
-    /// no check, because the pool's free addresses are not in use on that segment.
+    /// LoadBalancer. `name`: name of `pool`, which the caller may have taken out of the allocator.
+    /// The pool's own segment needs no check, because the pool's free addresses are not in use on
+    /// that segment.
     ///
     /// An address that another LoadBalancer keeps from a deleted pool is not given out anew on any
-    /// segment. Reason: the next leader does not know the network of the deleted pool. If it found
-    /// a second LoadBalancer with the address, it would withdraw the address from the first, which
-    /// still uses it.
+    /// segment. Reason: the next leader does not know the network of the deleted pool. If a second
+    /// LoadBalancer had the address, the next leader would make the first one withdraw it, although
+    /// the first one still uses it.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,

@@ -12,8 +12,8 @@
 //!    LoadBalancer that is being deleted, or whose `spec.ipam` was changed to `dhcp`, counts only
 //!    if one of the ledgers records it as the owner. Otherwise its claim was released already.
 //! 4. The stored ledger records an owner. Another leader may have written this entry.
-//! 5. The ledger in memory records an owner that still exists. A user edited or wiped the stored
-//!    ledger.
+//! 5. The ledger in memory records an owner that still exists. For example, the claim was not
+//!    stored yet, or a user edited or wiped the stored ledger.
 //!
 //! Then, an owner that got several addresses keeps only one of them, because an owner has at most
 //! one address of a pool. The owner keeps the address by the strongest rule: rule 1 is the
@@ -67,7 +67,7 @@ impl PoolSeen {
     }
 }
 
-/// A LoadBalancer that exists, and takes its address from pools or publishes a claim.
+/// An existing LoadBalancer that takes its address from pools, or that publishes a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBalancerEntry {
     /// Name and UID of the LoadBalancer.
@@ -116,9 +116,9 @@ impl LoadBalancerIndex {
         index
     }
 
-    /// Replaces the entry of `owner` by `current`, the LoadBalancer that a fresh read returned.
-    /// `None`: the LoadBalancer was deleted, or it neither takes its address from pools nor
-    /// publishes a claim.
+    /// Replaces the entry of `owner` by `current`, the LoadBalancer that a fresh read returned. If
+    /// `current` is `None`, removes the entry: the LoadBalancer was deleted, or it neither takes
+    /// its address from pools nor publishes a claim.
     pub fn update(&mut self, owner: &Owner, current: Option<LoadBalancerEntry>) {
         self.entries.remove(&owner.uid);
         if self.uid_of(&owner.name) == Some(&owner.uid) {
@@ -310,9 +310,15 @@ impl PoolAllocator {
     }
 }
 
-/// Claims of the stored ledger, `status`, each with its owner. The UID of the owner is the recorded
-/// one if that is not stale, else the one in `memory`, else the UID that `index` has for the
-/// owner's name, else empty. Adds the unreadable entries to `repairs`.
+/// Claims of the stored ledger, `status`, each with its owner. Adds the unreadable entries to
+/// `repairs`. The UID of the owner is the first of these that is known:
+/// * the UID that `status` records. Exception: `index` has another UID for the owner's name, and
+///   neither `index` nor `memory` has the recorded UID;
+/// * the UID that `memory` has for the address and the owner's name;
+/// * the UID that `index` has for the owner's name. Exception: this LoadBalancer has another
+///   address in `memory`.
+///
+/// If none is known, the UID is empty.
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,
