@@ -1,15 +1,15 @@
 //! Replacement of Harvester's form of a CRD by the operator's form, and the way back. The form of a
 //! CRD is its `spec.versions`.
 //!
-//! Invariant: a patch that replaces a form of Harvester records this form on the same CRD. A
-//! replaced form of the operator is recorded only if the CRD has no record yet.
+//! Invariant: a patch that replaces a form of another program records this form on the same CRD. If
+//! the CRD already has a form of the operator, no patch overwrites the recorded form.
 
 use serde_json::{Value, json};
 
 use api::MANAGED_BY;
 
-/// Annotation of a CRD. The value is JSON with the CRD's `spec.versions`, and with Helm's label and
-/// annotations, from before the operator put its own form into the CRD.
+/// Annotation of a CRD with the values that the operator has replaced: `spec.versions`, and Helm's
+/// label and annotations. The annotation's value is JSON.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
 /// Annotation of IPPool's CRD. A replica of the operator removes the status subresource when
 /// another controller leads, and marks the CRD with this annotation.
@@ -17,11 +17,13 @@ pub const ANNOTATION_STATUS_REMOVED: &str = "loadbalancer.harvesterhci.io/status
 /// Annotations with the name and the namespace of the Helm release to which an object belongs.
 const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-namespace"];
 
-/// Comparison of a stored CRD's form with the form that the operator expects.
+/// Kind of form that a stored CRD has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrdForm {
-    /// A form of any version of the operator. Or a form of another program, such as Harvester's, in
-    /// a CRD without [`ANNOTATION_FORM`]. No take-over is recorded in such a CRD.
+    /// Form that needs no repair. It is one of these:
+    /// * A form of any version of the operator, if the CRD has no [`ANNOTATION_STATUS_REMOVED`].
+    /// * A form of another program, such as Harvester's, if the CRD has no [`ANNOTATION_FORM`].
+    ///   Without this annotation, no take-over of the CRD is in effect.
     Expected,
     /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
@@ -30,7 +32,7 @@ pub enum CrdForm {
     Replaced,
 }
 
-/// Compares the form of a stored CRD with the form that the operator expects.
+/// Finds out which kind of form a stored CRD has.
 pub fn form(stored: &Value) -> CrdForm {
     let annotations = &stored["metadata"]["annotations"];
     match is_operators(stored) {
@@ -40,9 +42,10 @@ pub fn form(stored: &Value) -> CrdForm {
     }
 }
 
-/// Merge patch that puts the versions `ours` back into the CRD `stored`, after other versions have
-/// replaced them. The patch records these other versions. Helm's label and annotations do not
-/// change. Their recorded values do not change either.
+/// Merge patch that puts the versions `ours` back into the CRD `stored`, after another program has
+/// replaced them. In [`ANNOTATION_FORM`], the other program's versions replace the recorded ones.
+/// The recorded values of Helm's label and annotations stay. The CRD's own label and annotations of
+/// Helm stay too.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let former = recorded(stored).filter(Value::is_object);
     let mut former = former.unwrap_or_else(|| json!({}));
@@ -100,10 +103,11 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     patch
 }
 
-/// Merge patch that puts back what [`adopted`] recorded: Helm's label and annotations, and the
-/// versions. `None`: nothing was recorded. The versions are put back only if the CRD still has a
-/// form of the operator. Another form stays, because it may be newer than the recorded one, for
-/// example if Harvester's chart has put back its own form.
+/// Merge patch that puts back what [`ANNOTATION_FORM`] records: Helm's label and annotations, and
+/// the versions. `None`: the CRD has no record, or the record is not JSON.
+///
+/// If the CRD has a form of another program, the patch leaves the CRD's versions as they are. They
+/// may be newer than the recorded ones, for example after an upgrade of Harvester.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let former = recorded(stored)?;
@@ -137,7 +141,8 @@ pub fn without_status(stored: &Value) -> Option<Value> {
     had.then(|| replacing(stored, &versions, &json!({ANNOTATION_STATUS_REMOVED: "true"})))
 }
 
-/// Merge patch that replaces the versions of the CRD `stored`, and sets the annotations.
+/// Merge patch that replaces the versions of the CRD `stored` by `versions`, and sets the given
+/// `annotations`. An annotation with the value null is removed.
 fn replacing(stored: &Value, versions: &Value, annotations: &Value) -> Value {
     json!({
         "metadata": {

@@ -41,14 +41,14 @@ pub struct StoredObjects {
 pub enum Effect {
     /// The address of a LoadBalancer changes or is lost.
     Changes,
-    /// The operator does not repair the fault. A person must decide what to do.
+    /// The operator leaves the object as it is. A person must decide what to do.
     Stays,
     /// The operator repairs the fault.
     Repairs,
 }
 
-/// A fault of an object, or a difference in how the operator and Harvester's Go controller treat
-/// the object.
+/// Statement about one object: what the operator changes when it starts, or what it leaves for a
+/// person to decide.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForecastFinding {
     /// Effect that the operator's start has on the object.
@@ -86,8 +86,8 @@ impl Forecast {
     }
 }
 
-/// Reads the stored objects into an allocator, and asks the allocator for the address of each
-/// LoadBalancer.
+/// Makes the forecast. Reads the stored pools into an allocator, and asks the allocator for the
+/// address of each LoadBalancer in [`StoredObjects::facts`].
 pub fn forecast(stored: &StoredObjects) -> Forecast {
     let mut forecast = Forecast::default();
     let mut allocator = PoolAllocator::default();
@@ -136,8 +136,8 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     forecast
 }
 
-/// Text about a repair of a ledger. `None`: two LoadBalancers publish one address. Another finding
-/// reports the LoadBalancer that loses the address.
+/// Text about a repair of a ledger. `None`: the repair is [`LedgerRepair::Double`]. In this case,
+/// the finding about the LoadBalancer that loses its address suffices.
 fn repaired(repair: &LedgerRepair) -> Option<String> {
     Some(match repair {
         LedgerRepair::Restored(Claim { ip, .. }, owner) => format!(

@@ -2,12 +2,12 @@
 //!
 //! Taking over:
 //!
-//! * The CRDs are protected from Helm before any step by which Helm could delete them.
+//! * The CRDs are protected from deletion by Helm before the ManagedChart or a CRD's form changes.
 //! * Before the Go controller is stopped, Fleet is kept from starting it again.
 //! * Before the Go webhook ends, the operator has registered its own admission webhook.
 //! * The operator's form of the CRDs is put in place after the Go controller has ended. With this
 //!   form, the API server would drop the status that the Go controller writes.
-//! * Finalizers are removed last, because the Go controller adds them again for as long as it runs.
+//! * Finalizers are removed after the Go controller has ended. Until then, it adds them again.
 //!
 //! Going back:
 //!
@@ -27,12 +27,13 @@ use serde_json::{Value, json};
 pub const ANNOTATION_REPLICAS: &str = "loadbalancer.harvesterhci.io/replicas-before-takeover";
 /// Annotation of the ManagedChart: values of [`SUB_CHART`] before a take-over, as JSON.
 pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-takeover";
-/// Sub-chart of Harvester's chart that installs Harvester's Go controller for load balancers
-/// (harvester: `deploy/charts/harvester/Chart.yaml`).
+/// Name of the sub-chart that installs Harvester's Go controller for load balancers. It is part of
+/// Harvester's chart (harvester: `deploy/charts/harvester/Chart.yaml`).
 pub const SUB_CHART: &str = "harvester-load-balancer";
 /// Finalizers that Harvester's Go controller adds to VirtualMachines and VirtualMachineInstances.
-/// For each handler, the controller's library wrangler adds one finalizer to each object that the
-/// handler sees (`pkg/generic/remove.go`, `OnRemove`).
+/// The Go controller has one handler of deletions for each of the two kinds. For each handler, the
+/// library wrangler adds one finalizer to every object of the kind (`pkg/generic/remove.go`,
+/// `OnRemove`).
 pub const VM_FINALIZERS: [&str; 2] = [
     "wrangler.cattle.io/harvester-lb-vm-controller",
     "wrangler.cattle.io/harvester-lb-vmi-controller",
@@ -134,24 +135,26 @@ pub struct Crd {
     pub is_kept: bool,
     /// Whether the CRD's `spec.versions` are those of this version of the operator.
     pub is_current: bool,
-    /// Form of the CRD with which the Go controller can work, if there is one.
+    /// Way in which the CRD gets a form that suits the Go controller.
     pub way_back: WayBack,
 }
 
-/// Form of a CRD with which the Go controller can work: the stored form, a recorded form, or none.
+/// Way in which a CRD gets a form that suits the Go controller. Such a form has no status
+/// subresource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayBack {
-    /// No former form is recorded, and no version in the stored CRD has the status subresource. So
-    /// the Go controller can work with the stored form.
+    /// No step is needed: the stored form suits the Go controller, and no former form is recorded.
     #[default]
     Open,
-    /// The annotation [`super::crds::ANNOTATION_FORM`] records the form from before the take-over.
+    /// The form in the annotation [`super::crds::ANNOTATION_FORM`] can be put back.
     Recorded,
-    /// No former form is recorded, and a version in the stored CRD has the status subresource.
+    /// No suitable form is known: the stored form has the status subresource, and no former form is
+    /// recorded.
     Closed,
 }
 
-/// Holder of the Lease. The field is the holder's name in the Lease.
+/// Holder of the Lease for which the operator and the Go controller compete. A variant's field is
+/// the holder's identity in the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Leader {
     /// No process.
@@ -214,7 +217,8 @@ pub enum TakeoverStep {
     /// Put the operator's form into the CRD of this name. If this replaces Harvester's form, record
     /// Harvester's form.
     AdoptCrd(String),
-    /// Put back the recorded versions of the CRD of this name, with schemas and subresources.
+    /// Put back the recorded form of the CRD of this name, and Helm's recorded label and
+    /// annotations. If another program has replaced the operator's form, the present form stays.
     RestoreCrd(String),
     /// Remove the finalizers of Harvester's Go controller from this number of objects.
     RemoveFinalizers(usize),

@@ -1,7 +1,8 @@
 //! Check whether a VM may have the addresses that it reports.
 //!
 //! A guest agent can report any address, because root in the guest controls the guest agent. The
-//! cluster's nodes send traffic and probes to an accepted address. So these addresses are refused:
+//! cluster's nodes send traffic and probes to every address that is not refused. With a false
+//! address, the traffic could reach another host. So these addresses are refused:
 //!
 //! * On every network: the LoadBalancer's own address.
 //! * On the pod network: an address that no pod of the VM has, and an address of a node.
@@ -45,7 +46,7 @@ pub struct AddressRules<'a> {
 pub enum AddressFault {
     /// The address is the LoadBalancer's own.
     Own,
-    /// The VM reports the address on the pod network, and none of its pods has the address. Pods
+    /// The VM reports the address on the pod network, and no pod of the VM has the address. Pods
     /// that have ended do not count.
     NotOfPod,
     /// An object of the cluster has the address.
@@ -74,13 +75,14 @@ impl fmt::Display for AddressFault {
 /// is accepted. `network`: `namespace/name`, or empty for the pod network. `pods`: pods of the VM.
 /// `had` returns whether a stored EndpointSlice has the address for this VM.
 ///
-/// On a network other than the pod network, a VM may keep an address that is now also the ingress
-/// address of a Service, if both of these hold:
+/// On a network other than the pod network, an address that is also the ingress address of a
+/// Service is not refused as reserved, if both of these hold:
 ///
-/// * A slice has the address for this VM. The LoadBalancer's status alone does not say which VM had
-///   the address.
-/// * The LoadBalancer's status lists the address. A slice alone does not suffice, because a tenant
-///   who may write EndpointSlices can write one exactly as the operator does.
+/// * A stored EndpointSlice has the address for this VM.
+/// * `status.backendServers` of the LoadBalancer lists the address.
+///
+/// Neither suffices alone. The status does not say which VM had the address. A slice may be forged
+/// by a tenant who may write EndpointSlices.
 pub fn fault(
     address: IpAddr,
     network: &str,

@@ -24,8 +24,8 @@ pub use body::{SliceBody, create, patch};
 /// Largest number of endpoints in a slice, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
 
-/// UID of the sink (see [`sink_endpoint`]). Harvester's Go controller gives its sink the same UID.
-/// So the Go controller removes the operator's sink when the Go controller becomes the leader.
+/// UID of the sink (see [`sink_endpoint`]). Harvester's Go controller recognizes its own sink by
+/// this UID. So after a return to the Go controller, it removes the operator's sink like its own.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
 
 /// Port of the sink (see [`sink_endpoint`]): discard (RFC 863). No program on a node listens on
@@ -52,7 +52,8 @@ pub struct StoredSlice {
     pub owner: String,
     /// `addressType`; `None` for a type that this operator does not write.
     pub family: Option<AddressFamily>,
-    /// Ports of the slice, sorted. If the slice has too many ports, the last ones are left out.
+    /// Ports of the slice, sorted. If the stored slice has too many ports, only the ports at the
+    /// start of its list are read.
     pub ports: Vec<EndpointPort>,
     /// Endpoints of the slice. Invalid endpoints are left out. If the slice has too many endpoints,
     /// or too long texts, the last endpoints are left out.
@@ -128,16 +129,18 @@ impl SliceWrite {
 /// name of the Service. `at`: node that announces the Service, if known. The sink has one of these
 /// addresses:
 ///
-/// * An address of that node, if one of the given family is known. The node refuses connections at
-///   once, because the port of the sink ([`SINK_PORT`]) is closed on it.
+/// * An address of the node `at`, if the node has one of the given family. The node refuses
+///   connections at once, because its port [`SINK_PORT`] is closed.
 /// * Otherwise, a reserved address that no host uses (RFC 5737, RFC 6666). Connections to it get no
 ///   answer.
 ///
-/// If a Service had no endpoint, programs on the announcing node would answer, because this node
-/// has the address, and kube-proxy would not redirect the traffic. kube-proxy's filter rules would
-/// not refuse the traffic either, because kube-vip admits the Service's ports in an earlier chain.
-/// The sink is marked as terminating, so that kube-proxy sends traffic to it, but no other
-/// component counts it as a ready endpoint.
+/// Without the sink, programs on the announcing node would answer, because the node has the
+/// Service's address. kube-proxy does not redirect the traffic of a Service without endpoints. Its
+/// filter rules would not refuse the traffic either, because kube-vip admits the Service's ports in
+/// an earlier chain.
+///
+/// The sink is serving and terminating. kube-proxy sends traffic to such an endpoint if no endpoint
+/// is ready (KEP-1669). Other programs do not count it as ready.
 pub fn sink_endpoint(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
     let of_node = at.and_then(|node| {
         let address =
@@ -255,13 +258,13 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
 /// 4. Writes that remove the sink
 ///
 /// A deletion is never the last write, because kube-vip up to 1.2.3 treats the last event about any
-/// slice as the state of all slices. If there are deletions, but no writes of groups 3 and 4, the
-/// first of these cases that applies decides:
+/// slice as the state of all slices. So if the plan has deletions, but no write in groups 3 and 4,
+/// the first case that applies decides which write follows the deletions:
 ///
-/// * If there is a slice `unchanged`, an update with its present content comes last.
-/// * If group 1 has several writes, or the slice of its only write takes traffic already, the last
-///   write of group 1 comes last.
-/// * Otherwise, the plan has no deletions, and is not complete.
+/// * The slice `unchanged` is given: an update of this slice with its present content.
+/// * Group 1 has several writes: the last of them.
+/// * Group 1 has one write, to a slice that takes traffic already: this write.
+/// * All other cases: none. The plan leaves out the deletions, and is not complete.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,
