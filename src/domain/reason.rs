@@ -9,7 +9,8 @@ use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK};
 /// request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAddressReason {
-    /// No pool is global, and no pool has the LoadBalancer's network and a scope that admits it.
+    /// No pool matches the LoadBalancer. A global pool matches every LoadBalancer. Another pool
+    /// matches if it has the LoadBalancer's network and its scope admits the LoadBalancer.
     NoMatch {
         /// Network, project, namespace and guest cluster of the LoadBalancer, as one text.
         requirement: String,
@@ -19,9 +20,9 @@ pub enum NoAddressReason {
         /// Names of the full pools, in the order in which they were tried.
         pools: Vec<String>,
     },
-    /// The pool that `spec.ipPool` names has no address left for the LoadBalancer except the one
-    /// that its Service already has, from another pool. A Service cannot move to the address that
-    /// it has, so the LoadBalancer waits for another address of the named pool.
+    /// The pool that `spec.ipPool` names has only one address left for the LoadBalancer: the one
+    /// that the LoadBalancer's Service already has, from another pool. The Service cannot move to
+    /// its own address, so the LoadBalancer waits for another address of the named pool.
     OwnAddress {
         /// Name of the pool.
         pool: String,
@@ -46,13 +47,14 @@ pub enum NoAddressReason {
         /// Network, project, namespace and guest cluster of the LoadBalancer, as one text.
         requirement: String,
     },
-    /// The LoadBalancer's network and the network of its pool are on different segments.
+    /// The LoadBalancer's network and the network of a pool are on different segments. The pool is
+    /// the one that `spec.ipPool` names, or the one that the LoadBalancer's address comes from.
     NetworkMismatch {
         /// Name of the pool.
         pool: String,
         /// Network of the pool; empty for the nodes' own network.
         pool_network: String,
-        /// Network of the LoadBalancer: from its annotations, or that of its guest cluster's VMs.
+        /// Network that the LoadBalancer's annotations name, or else the one of its guest's VMs.
         network: String,
     },
     /// The pool of the published address no longer exists.
@@ -71,7 +73,7 @@ pub enum NoAddressReason {
     ClusterRemoved {
         /// Name of the guest cluster.
         cluster: String,
-        /// VM whose annotation says that the guest cluster is being removed, `namespace/name`.
+        /// VM (`namespace/name`) with the annotation that the guest cluster is being removed.
         vm: String,
     },
     /// The VMs of the guest cluster determine the LoadBalancer's network, and VMs cannot be listed.
@@ -94,7 +96,7 @@ impl NoAddressReason {
         }
     }
 
-    /// Whether this reason contains the name of the pool `name`.
+    /// Whether this reason names the pool `name`.
     pub fn names(&self, name: &str) -> bool {
         match self {
             Self::NoMatch { .. } | Self::ClusterRemoved { .. } | Self::NetworkUnknown => false,
@@ -159,8 +161,7 @@ impl NoAddressReason {
     }
 }
 
-/// Reason why a LoadBalancer has no address, for LoadBalancers whose address the host leases by
-/// DHCP.
+/// Reason why a LoadBalancer has no address, although the host must lease one by DHCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoLease {
     /// The network's DHCP agent requests an address from the DHCP server.
@@ -180,7 +181,8 @@ pub enum NoLease {
         /// Whether the network's DHCP agent is running.
         agent: bool,
     },
-    /// No DHCP agent is running for the network.
+    /// No DHCP agent can lease an address. The network's agent is not running, the network is not
+    /// declared, or the LoadBalancer names no network.
     NoAgent {
         /// Name of the network; empty if the LoadBalancer names no network.
         network: String,
@@ -209,8 +211,8 @@ pub enum NoLease {
     /// The LoadBalancer's former DHCPLease has another client identity, and must be deleted before
     /// a new one is created.
     OtherIdentity,
-    /// The host takes over the address that kube-vip leased. Before that, kube-vip must release its
-    /// lease.
+    /// The host takes over the lease of kube-vip. The operator deletes the Service, so kube-vip
+    /// releases the address. Then the host leases the same address.
     TakingOver {
         /// Network of the LoadBalancer, `namespace/name`.
         network: String,
@@ -218,8 +220,8 @@ pub enum NoLease {
     /// Another LoadBalancer already has the requested DHCP client identity. The text names that
     /// other LoadBalancer, if it is in the same namespace.
     IdentityTaken(String),
-    /// An annotation of the LoadBalancer about DHCP is not valid. The text names the annotation and
-    /// the fault.
+    /// A DHCP annotation of the LoadBalancer is not valid. The text names the annotation and the
+    /// fault.
     Annotation(String),
     /// The API server refuses the DHCPLease. The text is its error message.
     Refused(String),
@@ -329,8 +331,7 @@ pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
 /// No VM gets traffic: the running VMs, or their pods, are not ready.
 pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
-/// An object of another owner has the name of a Service or EndpointSlice that the LoadBalancer
-/// needs.
+/// The LoadBalancer does not own the Service, or an EndpointSlice that the operator must write.
 pub const SERVICE_CONFLICT: &str = "ServiceConflict";
 /// The API server refuses the Service or an EndpointSlice.
 pub const SERVICE_REFUSED: &str = "ServiceRefused";
@@ -351,7 +352,7 @@ pub const INVALID_RANGE: &str = "InvalidRange";
 pub const RANGE_CONFLICT: &str = "RangeConflict";
 /// The pool is global, and the cluster has an older global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
-/// An older pool of the same network has the same priority (not 0). Both pools have a scope.
+/// The pool and an older pool have scopes, the same network and the same priority (not 0).
 pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
 /// The scope of the pool overlaps with the scope of an older pool of the same network, and both
 /// pools have priority 0.
@@ -402,8 +403,8 @@ const WAITS: [&str; 9] = [
     "NetworkUnknown",
 ];
 
-/// Whether the reason is one of [`NoAddressReason`]. A LoadBalancer with such a reason has no
-/// address of a pool, or another address than it requests.
+/// Whether `reason` belongs to a [`NoAddressReason`]. A LoadBalancer with such a reason has no
+/// address of a pool, or keeps an address that does not meet its request.
 pub fn is_wait(reason: &str) -> bool {
     WAITS.contains(&reason)
 }

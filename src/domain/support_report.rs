@@ -13,7 +13,7 @@ use api::{
     ANNOTATION_NETWORK, Condition, ConditionStatus, IPPool, LoadBalancer, READY, TokenRotation,
 };
 
-/// Maximum length of each list in the report: decisions, LoadBalancers that are not ready, and
+/// Maximum length of each of these lists: decisions, LoadBalancers that are not ready, and
 /// TokenRotations that are not ready.
 const MOST: usize = 200;
 /// Maximum length of the report's list of expiring credentials. The list has the credentials that
@@ -50,8 +50,8 @@ pub fn counts(lbs: &[LoadBalancer]) -> Value {
     json!(counts)
 }
 
-/// LoadBalancers whose condition `Ready` is missing or not `True`, each with the reason, oldest
-/// first. At most 200 are returned.
+/// LoadBalancers whose condition `Ready` is missing or not `True`. The oldest LoadBalancer comes
+/// first. Each entry contains the condition's reason. At most 200 are returned.
 pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut waiting: Vec<_> = lbs
         .iter()

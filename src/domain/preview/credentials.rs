@@ -14,11 +14,12 @@ pub struct ExpiringCredential {
     pub end: Seconds,
     /// Place of the credential, in one of these forms:
     ///
-    /// * `Secret NAMESPACE/NAME, key KEY`, and `, user USER` for a user in a kubeconfig;
+    /// * `Secret NAMESPACE/NAME, key KEY` for a token;
+    /// * `Secret NAMESPACE/NAME, key KEY, user USER` for a user in a kubeconfig;
     /// * `TokenRotation NAMESPACE/NAME, user "USER"` for a token or user that the TokenRotation
-    ///   watches;
-    /// * `TokenRotation NAMESPACE/NAME, cloud credential NAME` for a cloud credential that it
-    ///   watches;
+    ///   watches. USER is empty for a token;
+    /// * `TokenRotation NAMESPACE/NAME, cloud credential NAME` for a cloud credential that the
+    ///   TokenRotation watches;
     /// * `TokenRotation NAMESPACE/NAME` for the credential in a target that is no Secret.
     pub place: String,
     /// Whether the report warns of the expiry, for one of these reasons:
@@ -28,7 +29,7 @@ pub struct ExpiringCredential {
     ///   has passed.
     pub is_soon: bool,
     /// TokenRotation that replaces the credential before its expiry, as `namespace/name`. `None`:
-    /// no TokenRotation replaces the credential.
+    /// no TokenRotation replaces the credential, or the name of the TokenRotation is not known.
     pub renewed_by: Option<String>,
 }
 
@@ -70,8 +71,8 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<ExpiringCreden
     status.watched.iter().filter_map(one).collect()
 }
 
-/// Credentials with a known expiry under one key of a Secret. In a kubeconfig, each user may have a
-/// credential. `now`: in seconds since the epoch.
+/// Credentials that a Secret contains under one key. Only those with a known expiry are returned.
+/// In a kubeconfig, each user may have a credential. `now`: in seconds since the epoch.
 pub fn of_secret(
     namespace: &str,
     name: &str,

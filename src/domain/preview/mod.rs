@@ -1,9 +1,9 @@
 //! Plan of what the operator would do if it led now: addresses that it would allocate, objects that
 //! it would write. The plan also lists credentials with their expiry.
 //!
-//! Invariant: this module has no rules of its own. The code that a leader runs decides the
-//! addresses, and the status of a LoadBalancer, a pool and a Service. The plan says how these
-//! results differ from the stored objects.
+//! Invariant: this module has no rules of its own. The code that a leader runs also determines the
+//! planned addresses and the planned content of objects. The plan compares them with the stored
+//! objects.
 
 pub mod credentials;
 pub mod report;
@@ -58,6 +58,7 @@ pub struct LoadBalancerLine {
     /// Address that the LoadBalancer has now, in its status; empty if it has none.
     pub has: String,
     /// Address that the LoadBalancer would have if the operator led; empty if it would have none.
+    /// If the address cannot be planned, this is the present one.
     pub gets: String,
     /// Condition `Ready` that the LoadBalancer would have.
     pub said: PlannedReady,
@@ -86,18 +87,20 @@ pub struct PoolLine {
 pub struct PlannedWrite {
     /// Kind and name of the object, such as `LoadBalancer namespace/name`.
     pub object: String,
-    /// Fields that the operator would write, as text, such as `status.address, status.conditions`.
+    /// Content of the write, as text. Either the written fields, such as
+    /// `status.address, status.conditions`, or words such as `deleted`.
     pub what: String,
 }
 
 impl PlannedWrite {
-    /// Planned write of the object with this kind and name. `what`: fields that would be written.
+    /// Planned write of the object with this kind and name. `what`: content of the write, as in
+    /// [`Self::what`].
     pub fn new(kind: &str, name: &str, what: impl Into<String>) -> Self {
         Self { object: format!("{kind} {name}"), what: what.into() }
     }
 
-    /// Planned write of the object with this kind and name by a merge patch. [`Self::what`] lists
-    /// the fields that the patch sets.
+    /// Planned merge patch of the object with this kind and name. [`Self::what`] lists the fields
+    /// that the patch sets.
     pub fn patch(kind: &str, name: &str, patch: &Value) -> Self {
         Self::new(kind, name, fields(patch).join(", "))
     }
@@ -114,9 +117,13 @@ fn fields(patch: &Value) -> Vec<String> {
 }
 
 /// Line of the plan about a LoadBalancer, and the planned write. `None` as the write: nothing would
-/// change. `outcome`: decision about the LoadBalancer's address. `report`: state of the
-/// LoadBalancer's VMs and Service; `None` for a guest load balancer, for one that gets no address,
-/// and if the state is not known. `now`: time of the plan (RFC 3339).
+/// change. `outcome`: decision about the LoadBalancer's address. `now`: time of the plan, as RFC
+/// 3339.
+///
+/// `report`: state of the LoadBalancer's VMs and Service. `None` in these cases:
+/// * The LoadBalancer is a guest load balancer.
+/// * The LoadBalancer gets no address.
+/// * The state is not known.
 pub fn load_balancer(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,

@@ -9,8 +9,8 @@ use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
 use api::{Condition, ConditionStatus};
 
-/// Maximum number of lines in one section of the text, except the section `Not known`, which has no
-/// limit. If there are more, the section ends with the number of the lines that are left out.
+/// Maximum number of entries in one section of the text. A section with more entries ends with the
+/// number of those that are left out. The section `Not known` has no limit.
 const MOST: usize = 200;
 const DAY: Seconds = 24 * 60 * 60;
 

@@ -75,9 +75,9 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Sentences about facts that the plan lacks: one for each failed read in `reads` that costs the
-/// plan a fact, and one for each kind in `late`, which was not listed in time. Equal sentences in a
-/// row are returned once.
+/// Sentences about facts that the plan lacks. Each failed read in `reads` gives one, unless the
+/// plan has all its facts without this read. Each kind in `late` gives one, because its objects
+/// were not listed in time. Equal sentences in a row are returned once.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {
