@@ -1,7 +1,8 @@
 //! Leader election: the next action on the Lease, and how long this process may trust that it holds
 //! the Lease. A process counts a Lease as expired if *that process* has seen no change of the Lease
-//! for the duration that the Lease states. The clocks of two machines are never compared. This is
-//! client-go's rule, so the Go controller and this operator exclude each other.
+//! for the duration that the Lease states. So the clocks of two machines are never compared. The Go
+//! controller has the same rule, from client-go. So the Go controller and this operator exclude
+//! each other.
 //!
 //! Times are offsets on one process's monotonic clock.
 //!
@@ -21,9 +22,9 @@ use std::time::Duration;
 use crate::object_fields::resource_version::number;
 
 /// Lease durations that a user may configure, in seconds. After a leader's death, another replica
-/// leads within about the configured duration plus one [`RETRY`]. The time is longer if a replica
-/// writes a second opinion into the Lease just after the death. Such a write counts as a renewal,
-/// so the duration starts anew.
+/// leads within about the configured duration plus one [`RETRY`]. Exception: if a replica writes a
+/// second opinion into the Lease just after the death, the write counts as a renewal, and the
+/// duration starts anew.
 pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
 /// Default lease duration, in seconds. It is the shortest allowed duration. A slow API server, or a
 /// machine that pauses, needs a longer duration.
@@ -82,9 +83,9 @@ impl ElectionPace {
         self.duration() * 2 / 5
     }
 
-    /// Time until which the holder may act as the leader. `sent`: start of the last round in which
-    /// the API server accepted the holder's renewal. The result is the lease duration after `sent`,
-    /// less [`SAFETY_MARGIN`].
+    /// Time until which the holder may act as the leader: `sent`, plus the lease duration, less
+    /// [`SAFETY_MARGIN`]. `sent`: start of the last round in which the API server accepted the
+    /// holder's renewal.
     pub fn trusted_until(self, sent: Duration) -> Duration {
         sent + self.duration().saturating_sub(SAFETY_MARGIN)
     }
@@ -99,8 +100,8 @@ impl ElectionPace {
 pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
-    /// Lease duration. A replica of this operator records its duration in an annotation of the
-    /// Lease. If another controller holds the Lease, or the annotation is missing, the duration is
+    /// Lease duration, from the annotation in which a replica of this operator records it. If
+    /// another controller holds the Lease, or the annotation is missing or invalid, the duration is
     /// `spec.leaseDurationSeconds`.
     pub duration: Duration,
     /// `metadata.resourceVersion`. Any change of the version counts as a sign that the holder is
@@ -139,9 +140,11 @@ pub enum LeaseAction {
 
 /// Sign that the API server's etcd was restored from a backup: the Lease has a smaller
 /// resourceVersion than at an earlier read. An outdated read is not the cause, because the API
-/// server reads a Lease with a quorum of etcd. After a restore, the API server assigns the versions
-/// since the backup again, to other content. This process's caches contain objects with such
-/// versions, and a watch from such a version gets no events until the version is assigned again.
+/// server reads a Lease with a quorum of etcd.
+///
+/// After the restore, the API server assigns some resourceVersions a second time, to other content.
+/// This process's caches have the first content of these versions. A watch from such a version gets
+/// no events until the version is assigned again. So the process must restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the Lease's resourceVersion went back from {from} to {to}, as after a restore of etcd from a backup: \

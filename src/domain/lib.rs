@@ -23,8 +23,8 @@ pub mod vm_backends;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Facts about a LoadBalancer from which its address is chosen. The task that writes the pools'
-/// ledgers receives these facts in messages, so the facts must be cheap to clone.
+/// Facts about a LoadBalancer from which its address is chosen. A request for an address contains
+/// these facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbFacts {
     /// Identity of the LoadBalancer.
@@ -72,18 +72,17 @@ impl LbFacts {
         }
     }
 
-    /// Address that the pool `pool` cannot give to the LoadBalancer: the published address, if it
-    /// is from another pool. `None`: no address from another pool is published, or a guest
-    /// announces the address. Reason: a move to a new address ends only when the Service no longer
-    /// asks for the published one, so a move to the same address would never end.
+    /// Published address that the LoadBalancer gives up when it moves to the pool `pool`. The pool
+    /// must not give the LoadBalancer this address again: a move ends only when the Service no
+    /// longer asks for the published address, so this move would never end. `None`: the
+    /// LoadBalancer publishes no address from another pool, or a guest announces the address.
     pub fn moves_off(&self, pool: &str) -> Option<IpAddr> {
         let published = self.published.as_ref().filter(|claim| !self.guest && claim.pool != pool);
         published.map(|claim| claim.ip)
     }
 
-    /// Whether the LoadBalancer may still use the address of `claim`, although it now has the claim
-    /// `current`. `true`: the two claims have different addresses, and the Service may still be
-    /// announced at the address of `claim`.
+    /// Whether the LoadBalancer's Service may still be announced at the address of `claim`,
+    /// although `current` has another address. `current`: the claim that the LoadBalancer has now.
     pub fn may_use(&self, claim: &Claim, current: &Claim) -> bool {
         claim.ip != current.ip && self.service.may_include(claim.ip)
     }
@@ -95,7 +94,7 @@ pub enum AnnouncedAddresses {
     /// Addresses that the Service asks for, and those at which it is announced. Empty: there is no
     /// Service, or it has no such address.
     Known(Vec<IpAddr>),
-    /// Services were not listed yet.
+    /// The addresses are not known, because the operator has not listed the Services yet.
     Unknown,
 }
 

@@ -1,8 +1,8 @@
 //! Delays between retries.
 //!
 //! The crate `backon` is not used, because it runs the retries of one function, and draws the
-//! jitter itself. Here the caller counts the failures of each object, and the jitter is an
-//! argument, as in all decisions.
+//! jitter itself. Here the caller counts the failures of each object. The jitter is an argument,
+//! because a decision draws no random number.
 
 use std::time::Duration;
 

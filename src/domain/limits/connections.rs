@@ -2,12 +2,13 @@
 //! chooses the connection that is closed to make room for a new one.
 //!
 //! Invariants:
-//! * a new connection always gets room, so it waits for no connection of another source;
-//! * if the table is full, the source with the most connections loses one, even if all of them are
-//!   busy. A source loses a connection only to itself, or to a source that has fewer. So a source
-//!   with few connections, such as an API server, loses none to a source that opens many;
-//! * of the connections of one source, a connection without a whole request is closed first. A
-//!   connection whose answer is being sent is closed last, because the answer may be lost.
+//! * A new connection always gets room, so it waits for no connection of another source.
+//! * If the table is full, the source with the most connections loses one, even if all of them are
+//!   busy.
+//! * A source loses a connection only to itself, or to a source that has fewer. So a source with
+//!   few connections, such as an API server, loses none to a source that opens many.
+//! * Of the connections of one source, a connection without a whole request is closed first. A
+//!   connection whose answer is being sent is closed last, because its request was processed.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

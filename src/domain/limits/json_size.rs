@@ -1,7 +1,8 @@
 //! The number of values in a JSON text, counted before the text is parsed.
 //!
-//! A value takes as little as two bytes of text, but 24 or more bytes of memory, and a map hundreds
-//! of bytes. So a limit on the length of the text is not enough to limit memory and time.
+//! A value takes as little as two bytes of text, but 24 or more bytes of memory. A map takes
+//! hundreds of bytes of memory. So a limit on the length of the text is not enough to limit the
+//! memory that the values take.
 
 /// Upper bound of the number of values that a parser would make from a JSON text. Keys are not
 /// counted. The count takes one pass and no allocation. If the text is not valid JSON, the bound

@@ -1,9 +1,9 @@
-//! Conversion of a client's output to the status of its record, and of that status back to the
-//! lease of a client.
+//! Conversion of a client's [`LeaseRecord`] to the status of a DHCPLease, and of such a status to a
+//! [`RecordedLease`].
 //!
-//! The times in a record are by the wall clock; the times of a client are offsets on its own clock.
-//! Only this module converts between the two. Invariant: an invalid field of a record counts as
-//! absent.
+//! The times in a DHCPLease are by the wall clock. The times of a client are offsets on its own
+//! clock. Only this module converts the times of one clock to those of the other. Invariant: an
+//! invalid field of a DHCPLease counts as absent.
 
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ impl Moment {
     }
 }
 
-/// Status to write into a record. `record`: state of the lease that the client reports. `at`: the
-/// present moment. `agent`: name of the agent that writes. `former`: the stored status.
+/// Status to write into a DHCPLease. `record`: what the client reports. `at`: the present moment.
+/// `agent`: name of the agent that writes. `former`: the stored status.
 pub fn report(
     record: &LeaseRecord,
     at: Moment,
@@ -112,8 +112,8 @@ pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLease
 const BOUND: &str = "Bound";
 const LINK_FAILED: &str = "LinkFailed";
 
-/// Reason for a client's trouble, in the condition `Ready` and in Events. Reasons do not change
-/// from version to version, because alerts and scripts may depend on them.
+/// Word that names a client's trouble: the reason in the condition `Ready` and in Events. These
+/// words do not change from version to version, because alerts and scripts may depend on them.
 pub fn reason(trouble: ClientTrouble) -> &'static str {
     match trouble {
         ClientTrouble::NoOffer => "NoOffer",

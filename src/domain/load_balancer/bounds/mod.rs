@@ -1,12 +1,12 @@
-//! Limits on the data that this process holds in memory, writes and reports about a LoadBalancer,
-//! whatever the size of the stored object.
+//! Limits on the size of a LoadBalancer's data, and the cut of an object that exceeds them.
 //!
-//! The schema and admission refuse larger objects. But some objects were stored before these limits
-//! existed, or under Harvester's own CRD, which has no limits. So [`trim`] cuts each object before
-//! a view keeps it. Invariants of a trimmed object:
-//! * its size is at most 20 KiB, not counting the names of listeners and a bundle of certificates;
-//! * decisions from the trimmed object are the same as from the whole object. Exceptions: numbers
-//!   in messages, and addresses after about the first 600 of `status.backendServers` ([`lists`]).
+//! The schema and admission limit the size of new objects. But some objects were stored before
+//! these limits existed, or under Harvester's own CRD, which has no limits. So [`trim`] cuts each
+//! object before a view keeps it. Invariants of a trimmed object:
+//! * Its size is at most 20 KiB, not counting the names of listeners and a bundle of certificates.
+//! * Decisions from the trimmed object are the same as from the whole object, with two exceptions.
+//!   A count in a message may differ. Only about the first 600 addresses of `status.backendServers`
+//!   are found ([`lists`]).
 
 use std::collections::BTreeMap;
 
@@ -27,13 +27,14 @@ use api::{
 /// Longest name of a LoadBalancer, in characters. Cloud providers of guest clusters cut names to
 /// this length, and the name of a Service cannot be longer.
 pub const LONGEST_NAME: usize = 63;
-/// Maximum size in bytes of the finalizers that other clients have added to an object. The same
-/// maximum applies to the conditions of other clients. The operator writes each of the two lists as
-/// a whole. If a list is larger, the other clients' entries are not kept in memory, and the object
-/// is read again before either list is written.
+/// Maximum size, in bytes of memory, of other clients' finalizers in a trimmed object. The same
+/// maximum applies to other clients' conditions. If the entries of other clients in one of the two
+/// lists take more, [`trim`] removes all of these entries. The operator writes each list as a
+/// whole, so it must then read the object again before it writes either list.
 const MOST_FOREIGN: usize = 1024;
-/// Largest number of addresses of `status.backendServers` that are kept in memory as a list. A
-/// longer list is replaced by its [`digest`] and its [`first_of`].
+/// Maximum number of addresses in a list `status.backendServers` that [`trim`] leaves unchanged.
+/// [`trim`] replaces a longer list by two texts: the result of [`digest`] and the result of
+/// [`first_of`].
 const LONGEST_LIST: usize = 16;
 /// Maximum size in bytes of the text that [`first_of`] returns: about 600 IPv4 addresses.
 const LONGEST_FIRST: usize = 8 * 1024;

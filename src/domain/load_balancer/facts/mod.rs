@@ -87,8 +87,8 @@ pub fn written(claim: &Claim) -> String {
     format!("{}/{}", claim.pool, claim.ip)
 }
 
-/// Facts about the LoadBalancer, for the check and the rebuild of a pool's ledger. `None`: the
-/// LoadBalancer takes no address from pools, and publishes no claim.
+/// Facts about the LoadBalancer that the merge of a stored pool uses. `None`: the LoadBalancer
+/// takes no address from pools, and publishes no claim.
 pub fn lb_entry(lb: &LoadBalancer) -> Option<LoadBalancerEntry> {
     let (asks, published) = (wants_pool(lb), published(lb));
     (asks || published.is_some()).then(|| LoadBalancerEntry {
@@ -110,8 +110,8 @@ pub fn name(lb: &LoadBalancer) -> String {
     format!("{}/{}", part(&lb.metadata.namespace), part(&lb.metadata.name))
 }
 
-/// Map from the `namespace/name` of each LoadBalancer to its `status.address`. `None`: the
-/// LoadBalancer has no valid address there.
+/// Map from the `namespace/name` of each LoadBalancer to its `status.address`. A value is `None` if
+/// this field has no valid address.
 pub fn addresses<'a>(
     lbs: impl IntoIterator<Item = &'a LoadBalancer>,
 ) -> BTreeMap<String, Option<IpAddr>> {
@@ -153,8 +153,8 @@ pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     annotated.or_else(|| guest_cluster(lb))
 }
 
-/// Whether the LoadBalancer still needs a pool, and the network of its guest cluster's VMs
-/// determines which one. `false` in these cases:
+/// Whether the choice of a pool for the LoadBalancer needs the network of its guest cluster's VMs.
+/// `false` in these cases:
 /// * the VMs do not determine the LoadBalancer's network;
 /// * the LoadBalancer takes no address from pools, or names its pool;
 /// * the status publishes a claim.
@@ -164,8 +164,8 @@ pub fn needs_vms_for_pool(lb: &LoadBalancer) -> bool {
 }
 
 /// Guest cluster that the guest's cloud provider names in a label of the LoadBalancer. `None`: the
-/// LoadBalancer is of type vm, or there is no name. A cloud provider without a configured name
-/// writes `kubernetes`, which counts as no name.
+/// LoadBalancer is of type vm, or the label names no guest cluster. The value `kubernetes` counts
+/// as no name: cloud providers write it if no name of the guest cluster is configured.
 pub fn guest_cluster(lb: &LoadBalancer) -> Option<String> {
     let named = given(lb.metadata.labels.as_ref(), LABEL_CLUSTER)?;
     Some(named).filter(|name| is_guest(lb) && name != NAMELESS_CLUSTER)
