@@ -1,10 +1,11 @@
 //! VLAN links of nodes, from Harvester's HostNetworkConfigs. The links decide on which nodes an
 //! announcer reaches a VLAN.
 //!
-//! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. On
-//! each node that the HostNetworkConfig's selector matches, the controller's agent creates the link
-//! `<bridge>.<vlan>`, and adds the bridge itself to the VLAN. The status of the HostNetworkConfig
-//! lists exactly these nodes, and says for each of them whether both steps succeeded.
+//! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. The
+//! agent of this controller on a node does two steps for each HostNetworkConfig whose selector
+//! matches the node: it creates the link `<bridge>.<vlan>`, and adds the bridge itself to the VLAN.
+//! The status of a HostNetworkConfig lists exactly the matching nodes, and says for each of them
+//! whether both steps succeeded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,8 @@ pub struct HostLink {
     pub nodes: BTreeSet<String>,
 }
 
-/// Whether announcers reach a network through a VLAN link.
+/// Whether announcers reach a network. A tagged network needs a VLAN link on the nodes of the
+/// announcers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NetworkReach {
     /// The link works on each node where an announcer may run, or the network is untagged and needs

@@ -47,8 +47,7 @@ impl Segment {
         }
     }
 
-    /// Segment on which the nodes announce an address of this segment, if the announcer uses no
-    /// VLAN link:
+    /// Segment on which announcers without a VLAN link announce an address of this segment:
     ///
     /// * Nodes' own network, or untagged network: the same segment. The announcer uses the bridge,
     ///   which each node has.

@@ -17,8 +17,8 @@ pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) 
 
 /// Returns `list` with the condition `new`, which replaces a condition of the same type. `None`:
 /// `list` already has a condition with the same type, status, reason and message. `now`: time of
-/// the update (RFC 3339). It becomes the transition time only if the status changes, or if the old
-/// condition has no such time.
+/// the update (RFC 3339). If the replaced condition has the same status and a transition time, this
+/// time stays. Otherwise the transition time is `now`.
 pub(crate) fn with_condition(
     list: &[Condition],
     new: Condition,

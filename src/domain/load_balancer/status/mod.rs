@@ -35,8 +35,8 @@ pub enum AddressOutcome {
     /// * `Held` with the published claim, while the LoadBalancer changes its address and its
     ///   Service may still use the published one.
     Pool(ClaimResult),
-    /// The announcer leases the address by DHCP. The text says why the announcer leases it instead
-    /// of the host. `None`: an earlier reconcile has stored the reason in the condition `Ready`.
+    /// The announcer leases the address by DHCP. The text says why the host's agent does not lease
+    /// it. `None`: a text that an earlier reconcile stored in the condition `Ready` stays.
     Guest(Option<String>),
     /// The host leases the address by DHCP. The value is the address that may be published, or the
     /// reason why there is none.
@@ -60,8 +60,9 @@ impl AddressOutcome {
     }
 }
 
-/// Merge patch that writes the `outcome` into the LoadBalancer. `None`: nothing changes. `now`: an
-/// RFC 3339 time. `report`: state of a vm LoadBalancer's Service and VMs; `None` in these cases:
+/// Merge patch that writes the `outcome` into the LoadBalancer, or `None` if nothing changes.
+/// `now`: an RFC 3339 time. `report`: state of a vm LoadBalancer's Service and VMs. There is no
+/// report in these cases:
 /// * the LoadBalancer is of type cluster;
 /// * the operator may not create the Service yet ([`may_serve`]);
 /// * the LoadBalancer has no address, and its Service is gone.
@@ -126,8 +127,8 @@ pub fn adds_only_counts(lb: &LoadBalancer, patch: &Value) -> bool {
         && fields.is_some_and(|fields| fields.keys().eq(["endpoints"]))
 }
 
-/// Whether `patch` changes only the counts of VMs, which are `status.endpoints` and
-/// `status.backendServers`. `patch`: a patch that [`patch()`] made.
+/// Whether `patch` changes only `status.endpoints` or `status.backendServers`, or both. `patch`: a
+/// patch that [`patch()`] made.
 pub fn changes_only_counts(patch: &Value) -> bool {
     let is_count = |field: &String| matches!(field.as_str(), "endpoints" | "backendServers");
     let fields = |part: &str| patch[part].as_object();
@@ -163,9 +164,9 @@ pub fn may_serve(lb: &LoadBalancer) -> bool {
     finalizers.iter().any(|f| f == LB_FINALIZER) && facts::allocated_ip(lb).is_some()
 }
 
-/// Whether a LoadBalancer of type vm may still have its Service, although no address is allocated
-/// to it now. `true` in these cases:
-/// * the status still publishes the former address ([`may_serve`]);
+/// Whether a vm LoadBalancer may still have its Service, although the outcome of its reconcile has
+/// no address. `true` in these cases:
+/// * the LoadBalancer has the finalizer, and its status still publishes an address ([`may_serve`]);
 /// * `status.address` has an address, so the Service was announced.
 ///
 /// The view of Services cannot answer this: it may not be complete yet, and it lacks a Service
@@ -182,8 +183,8 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
 }
 
 /// The desired `status.allocatedAddress`. Empty if the LoadBalancer has no address. If it has one,
-/// the fields that this operator does not use are copied from `old`. Without this copy, each
-/// comparison would find a difference, and each reconcile would write.
+/// the fields that this operator does not use are copied from `old`. Without them, the result would
+/// differ from `old` at each reconcile, and each reconcile would write.
 fn allocated(old: &AllocatedAddress, outcome: &AddressOutcome) -> AllocatedAddress {
     let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string());
     let (ip_pool, ip, mask, gateway) = match outcome {
@@ -225,9 +226,10 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
 /// * Type cluster: a value that is neither empty nor the address of `old` is the guest's own, and
 ///   stays. Any other value becomes the address of `new`, or is removed if `new` has none.
 ///
-/// The operator writes the value for type cluster before the guest does, because the guest's cloud
-/// provider treats a LoadBalancer with an empty value as one that does not exist. So a guest that
-/// failed before its own write would never delete that LoadBalancer.
+/// The operator writes the value for type cluster before the guest does. Reason: the guest's cloud
+/// provider treats a LoadBalancer with an empty value as one that does not exist. If the guest
+/// failed before its own write, and the value were empty, the provider would never delete the
+/// LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -342,7 +344,7 @@ fn keeps(ip: &str, wait: &NoAddressReason) -> String {
 }
 
 /// Merge patch with the condition `Ready` that says that another controller leads. `holder`: name
-/// of the other controller. `None` in these cases:
+/// of the other controller. Returns `None` in these cases:
 /// * the LoadBalancer has an address, or is being deleted;
 /// * the LoadBalancer has a condition `Ready` with another reason;
 /// * the LoadBalancer already has this condition.

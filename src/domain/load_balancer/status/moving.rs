@@ -18,12 +18,13 @@ pub fn moves_from(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<Claim> 
     facts::published(lb).filter(|old| old != claim)
 }
 
-/// Whether traffic to the former address of the LoadBalancer may still arrive at its own Service,
-/// `own`. `true` in these cases:
+/// Whether the former address of a LoadBalancer, `address`, may still be announced. `own`: the
+/// LoadBalancer's Service. `false` if there is none. `true` in these cases:
 /// * the Service is announced at the address;
 /// * the Service requests the address;
-/// * the Service is not announced at any address yet. An announcer that has not seen the deletion
-///   of a former Service may still announce the address.
+/// * the Service is not announced at any address yet. The LoadBalancer may have had an earlier
+///   Service, and an announcer that has not seen the deletion of that Service may still announce
+///   the address.
 pub fn may_lead_to(address: IpAddr, own: Option<&StoredService>) -> bool {
     own.is_some_and(|stored| stored.ingress.is_empty() || stored.asks_for(address))
 }

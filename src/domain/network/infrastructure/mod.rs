@@ -1,5 +1,5 @@
-//! Addresses that the cluster itself uses, each with the object that reserves it: nodes, pod and
-//! service networks, Services, the management address.
+//! Addresses that the cluster itself uses, each with the object that reserves it. These are the
+//! addresses of nodes and Services, the management address, and the networks of pods and Services.
 //!
 //! Invariant: an address is reserved as long as at least one object reserves it.
 //!
@@ -28,7 +28,8 @@ pub enum Reserved {
     /// no LoadBalancer as its owner.
     Ingress(String),
     /// `status.loadBalancer.ingress` of the Service with this `namespace/name`. The Service names a
-    /// LoadBalancer as its owner. Every user who may write the Service can name that owner.
+    /// LoadBalancer as its owner. This does not prove that the LoadBalancer owns the Service: every
+    /// user who may write the Service can name any LoadBalancer there.
     OwnIngress(String),
     /// `spec.cidrs` of the ServiceCIDR with this name.
     ServiceNetwork(String),
@@ -59,20 +60,20 @@ impl Reserved {
     }
 
     /// Whether the object reserves the ingress address of a Service. A tenant can choose such an
-    /// address. So a VM or LoadBalancer that has the address already may keep it when a Service
-    /// gets it too.
+    /// address, even one that a VM or LoadBalancer already has. The VM or LoadBalancer may then
+    /// keep it, so that the tenant cannot take it away.
     pub fn is_ingress(&self) -> bool {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }
 
-    /// Whether the object reserves an address of a host: a node's, or the management address, which
-    /// a node has. A pod on the host's network has the addresses of its node.
+    /// Whether the object reserves an address of a node. The management address counts, because a
+    /// node has it.
     pub fn is_host(&self) -> bool {
         matches!(self, Self::Management(_) | Self::Node(_))
     }
 
-    /// Description of the object without its name, for texts that tenants read. The object may be
-    /// another tenant's. Completes the sentence "the address is …".
+    /// End of the sentence "the address is …", without the name of the object. Tenants read the
+    /// text, and the object may be another tenant's.
     pub fn unnamed(&self) -> &'static str {
         match self {
             Self::Management(_) => "the cluster's management address",
@@ -153,12 +154,14 @@ impl Infrastructure {
         now.difference(&before).chain(before.difference(&now)).copied().collect()
     }
 
-    /// Networks whose addresses pools hold back (do not give out), each with the first object that
-    /// reserves the network:
+    /// Networks whose addresses pools hold back (do not give out):
     /// * addresses of nodes, the management address, and ingress addresses of Services that no
     ///   LoadBalancer owns, each as a /32 or /128 network;
     /// * the networks of pods and Services. Pools on tagged VLANs do not hold them back
     ///   ([`Reserved::is_held_back_on`]).
+    ///
+    /// If several objects reserve a network, its value is the first in the order of [`Reserved`]
+    /// for which [`Reserved::is_held_back`] is `true`.
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))

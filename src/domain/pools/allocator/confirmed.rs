@@ -9,7 +9,8 @@
 //! * an answer is removed before the task serves a request about the claims of the same owner;
 //! * after pools or networks have changed, all answers are compared with the allocator.
 //!
-//! A claim of another owner changes no recorded answer.
+//! A claim for one owner does not change the answers to other owners, so their recorded answers
+//! stay.
 
 use std::collections::HashMap;
 
@@ -17,7 +18,8 @@ use super::{ClaimResult, PoolAllocator};
 use crate::{LbFacts, Owner};
 
 /// Map from an owner's name to the facts of its last request, and the answer to that request. The
-/// key is the name, because a later owner of the same name takes over the claim.
+/// key is not the UID, because a later owner of the same name takes over the claim. The answer to
+/// the earlier owner must then be removed.
 #[derive(Clone, Debug, Default)]
 pub struct ConfirmedClaims(HashMap<String, (LbFacts, ClaimResult)>);
 

@@ -16,8 +16,9 @@
 //! * waiters are served oldest first, and before every later request;
 //! * no pool gives out an address in these cases:
 //!   * another pool on the same segment has the address in its ledger ([`overlap`]);
-//!   * the address is reserved on that segment for another LoadBalancer ([`reserved`]). If the pool
-//!     of that LoadBalancer was deleted, no pool on any segment gives out the address;
+//!   * the address is reserved on that segment for another LoadBalancer ([`reserved`]);
+//!   * the address is reserved on any segment for another LoadBalancer, which has it from a deleted
+//!     pool;
 //!   * the cluster itself uses the address. Exception: pools on a tagged VLAN give out addresses of
 //!     the networks of pods and Services;
 //! * a LoadBalancer that is created again under its name gets the former address of the name, if
@@ -286,11 +287,11 @@ impl PoolAllocator {
         })
     }
 
-    /// Reason why the pool `named` has no address for the LoadBalancer. The reason is
-    /// [`NoAddressReason::OwnAddress`] if all of these hold, else [`NoAddressReason::Full`]:
+    /// Reason why the pool `named` has no address for the LoadBalancer. A Service cannot move to
+    /// the address that it already has. So the reason is [`NoAddressReason::OwnAddress`] if all of
+    /// these hold, else [`NoAddressReason::Full`]:
     /// * the LoadBalancer is of type vm, and publishes an address from another pool;
-    /// * this address is also in the ranges of `named`, and is not claimed there. A Service cannot
-    ///   move to the address that it has.
+    /// * this address is also in the ranges of `named`, and is not claimed there.
     fn why_full(&self, named: &str, facts: &LbFacts) -> NoAddressReason {
         let pool = named.to_owned();
         let is_unclaimed = |ip: IpAddr| {
@@ -358,7 +359,8 @@ impl PoolAllocator {
     }
 
     /// Claims an address in the ledger of `pool`. An address that is held back only because it is
-    /// reserved for this LoadBalancer counts as free, but `fitness` may still refuse it.
+    /// reserved for this LoadBalancer counts as free. But like each free address, it may be unfit
+    /// for the LoadBalancer ([`Self::fitness`]).
     fn claim_in(
         &self,
         name: &str,
@@ -422,7 +424,8 @@ impl PoolAllocator {
 }
 
 impl AllocatorPool {
-    /// Reason why the pool gives out no address. `None`: the pool gives out addresses.
+    /// Reason why the pool gives out no address, even a free one: its deletion, a fault in its
+    /// ranges, or a conflict. `None`: no such reason.
     pub fn idle(&self) -> Option<String> {
         if self.deleting {
             return Some("it is being deleted".to_owned());

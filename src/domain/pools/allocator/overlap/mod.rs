@@ -32,14 +32,14 @@ pub(super) struct PoolOverlaps {
     /// Whether pools were added or removed, the selector of a pool has changed, or networks have
     /// changed. If so, addresses may be announced on other segments than before.
     moved: bool,
-    /// Map from the name of a pool to the names of the overlapping pools. These are on the same
-    /// network, and their ranges share addresses with the pool's ranges.
+    /// Map from the name of a pool to the names of the overlapping pools. Two pools overlap if
+    /// their ranges share addresses, and addresses of both may be announced on one segment.
     beside: BTreeMap<String, Vec<String>>,
     shared: BTreeSet<SharedAddress>,
-    /// Addresses that the cluster itself uses and a LoadBalancer holds, each with the name of the
-    /// pool whose ledger has the claim.
+    /// Claimed addresses that the cluster itself uses, each with the name of the pool whose ledger
+    /// has the claim.
     reserved_in_use: BTreeSet<(String, IpAddr)>,
-    /// Conflicts that were found, but not reported yet.
+    /// News that [`PoolAllocator::take_news`] has not returned yet.
     news: Vec<OverlapNews>,
 }
 
@@ -63,8 +63,9 @@ impl SharedAddress {
     }
 }
 
-/// A conflict between pools or addresses that the previous comparison of the pools did not find.
-/// The ledger task reports it once, as an Event of a pool.
+/// Problem that a comparison of the pools found, and the previous comparison did not: a conflict
+/// between pools, or an address that is in use twice. The ledger task reports it once, as an Event
+/// of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverlapNews {
     /// The pool of this name gives out no new address because of this conflict. The conflict is
@@ -158,7 +159,7 @@ impl PoolAllocator {
         std::mem::take(&mut self.overlaps.moved)
     }
 
-    /// Conflicts that were found since the last call, for Events.
+    /// Returns the news since the last call, for Events.
     pub fn take_news(&mut self) -> Vec<OverlapNews> {
         std::mem::take(&mut self.overlaps.news)
     }
@@ -250,8 +251,8 @@ impl PoolAllocator {
         self.overlaps.shared = shared;
     }
 
-    /// Holds back the address of a new claim in every other pool that is on the same network as the
-    /// claim's pool and has the address in its ranges.
+    /// Holds back the address of a new claim in every other pool that has the address in its ranges
+    /// and shares a segment with the claim's pool.
     pub(super) fn hold_back_elsewhere(&mut self, claim: &Claim) {
         let Some(beside) = self.overlaps.beside.get(&claim.pool) else { return };
         for name in beside {
@@ -272,8 +273,8 @@ impl PoolAllocator {
         self.let_go(claim.ip);
     }
 
-    /// Makes each pool stop holding back the address. Exception: a pool continues to hold back the
-    /// address if another pool or a reservation has the address on the same network.
+    /// Makes each pool stop holding back the address. Exception: a pool continues to hold it back
+    /// while the address is in use on a segment of the pool ([`Self::is_in_use_beside`]).
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.mark_changed_at(ip);
         let holding_back =
@@ -365,9 +366,9 @@ impl AllocatorPool {
     }
 }
 
-/// Addresses that the pools `x` and `y` hold for different owners. The caller must call this
-/// function in both orders, because it searches only the claims of `x` that are in the ranges of
-/// `y` or outside the ranges of `x`. `a` and `b`: names of `x` and `y`.
+/// Addresses that the pools `x` and `y` hold for different owners. `a` and `b`: names of `x` and
+/// `y`. The caller must call this function in both orders, because one call does not find an
+/// address that is in the ranges of `x`, but not in the ranges of `y`.
 fn shared_by(a: &str, x: &AllocatorPool, b: &str, y: &AllocatorPool) -> Vec<SharedAddress> {
     let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
     within
