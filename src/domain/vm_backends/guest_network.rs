@@ -3,10 +3,12 @@
 use super::selector_index::LabelIndex;
 use api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER};
 
-/// Network of a guest cluster, as `namespace/name`. `None`: no VM of the cluster has a network. The
-/// first VM that has a network gives it, in this order:
+/// Network of a guest cluster, as `namespace/name`: the network of the first VM that has one. The
+/// VMs of the cluster are searched in this order:
 /// 1. VMs whose label [`LABEL_GUEST_CLUSTER`] has the cluster's name, sorted by name
 /// 2. VMs of the node driver whose name begins with the cluster's name, sorted by name
+///
+/// `None`: no VM of the cluster has a network.
 pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Option<String> {
     let first = |label: &str, value: &str, prefix: &str| {
         vms.labelled(namespace, label, value)

@@ -43,7 +43,7 @@ pub struct VmEndpoint {
     pub name: Arc<str>,
     /// UID of the VM. For the sink: [`super::endpoint_slices::SINK_UID`].
     pub uid: Arc<str>,
-    /// Node that the VM runs on; empty if not known. For the sink: the announcing node.
+    /// Node that the VM runs on. For the sink: the announcing node. Empty: the node is not known.
     pub node: Arc<str>,
     /// Whether the VM can serve clients: it runs, is ready and passes its health check.
     pub serving: bool,
@@ -58,13 +58,14 @@ impl VmEndpoint {
     }
 }
 
-/// State of a VM that a LoadBalancer selects, before its health check is considered.
+/// State of a VM that a LoadBalancer selects. Health checks are not considered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmBackend {
     /// The VM does not run yet, or has ended. A VM in the phase `Unknown` counts as running.
     NotRunning,
-    /// The VM runs, but no address of the Service's family on the wanted network is known. An
-    /// address on the pod network counts as unknown until a pod of the VM has an address.
+    /// The VM runs, but reports no address of the Service's family on the wanted network, and the
+    /// last known address cannot be used. An address that the VM reports on the pod network does
+    /// not count until a pod of the VM has an address.
     NoAddress,
     /// The VM runs. On the wanted network, it reports at least one address of the Service's family
     /// that it may not have, and none that it may have.
@@ -78,7 +79,7 @@ pub enum VmBackend {
     },
     /// The VM is an endpoint.
     Endpoint {
-        /// Endpoint of the VM. `serving` is the value for a VM that passes its health check.
+        /// Endpoint of the VM. Its field `serving` is set as if the VM passed its health check.
         endpoint: VmEndpoint,
         /// Whether the address comes from the stored EndpointSlices, because the guest agent
         /// reports no suitable address.
@@ -99,9 +100,9 @@ pub struct WantedAddresses<'a> {
     pub family: AddressFamily,
 }
 
-/// Decides whether a VM is a backend, with which address and in which state. `pods` are the VM's
-/// pods. `last` returns the VM's address in the stored EndpointSlices. `rules` are the facts that
-/// decide which addresses the VM may not have.
+/// Decides the state of a VM that a LoadBalancer selects: whether the VM is an endpoint, and with
+/// which address. `name`: name of the VM. `pods`: pods of the VM. `last` returns the VM's address
+/// in the stored EndpointSlices. `rules`: facts that decide which addresses the VM may not have.
 pub fn backend(
     name: impl Into<Arc<str>>,
     vm: &Vm,

@@ -57,8 +57,8 @@ pub enum BackendProbe {
     Tcp,
     /// HTTP: the backend must answer a GET.
     Http(ProbeRequest),
-    /// HTTPS: the backend must answer a GET within TLS. Field 1: CA certificates in PEM. The
-    /// backend's certificate is verified with these CAs alone. `None`: the backend's certificate is
+    /// HTTPS: the backend must answer a GET within TLS. The text has CA certificates in PEM, and
+    /// no other CA is accepted for the backend's certificate. `None`: the backend's certificate is
     /// not verified.
     Https(ProbeRequest, Option<String>),
 }
@@ -107,9 +107,9 @@ pub struct ProbeTarget {
     pub assume_healthy: bool,
 }
 
-/// Whether a backend can have an address of this kind. Loopback, link-local, multicast, broadcast
-/// and unspecified addresses are excluded. Otherwise, a guest that reports such an address would
-/// make this process probe its own host or a group of hosts.
+/// Whether a backend can have this address. Loopback, link-local, multicast, broadcast and
+/// unspecified addresses are excluded, because a guest can report any address. A probe of such an
+/// address could reach the host of this process, a neighbour of this host, or a group of hosts.
 pub fn may_be_backend(address: IpAddr) -> bool {
     // An IPv4-mapped IPv6 address leads to the same host as the IPv4 address.
     match address.to_canonical() {
@@ -139,8 +139,8 @@ pub struct BackendHealth {
     passes: bool,
     /// Number of consecutive results that contradict the verdict.
     against: u32,
-    /// Time of the last probe that passed while the verdict was healthy, or that made the verdict
-    /// healthy. Zero: there was no such probe in this process.
+    /// Time of the last probe that passed and after which the verdict was healthy. Zero: there was
+    /// no such probe in this process.
     passed: Duration,
     /// Time of the first failure after `passed`. `None`: there is no such failure, or the backend
     /// was never healthy.
@@ -160,7 +160,7 @@ impl BackendHealth {
         Self { passes: healthy, against: 0, passed, failing: None, held: false, settled: false }
     }
 
-    /// Whether the backend counts as healthy: its probes pass, or its failures are doubted.
+    /// Whether the backend counts as healthy: the verdict is healthy, or the failures are doubted.
     pub const fn is_healthy(self) -> bool {
         self.passes || self.held
     }

@@ -33,8 +33,8 @@ pub fn selector(lb: &LoadBalancer) -> Option<&VmSelector> {
     Some(selector).filter(|all| !all.is_empty() && selector_fault(&lb.spec).is_none())
 }
 
-/// Text with the field, the fault, and the remedy or the effect, if `spec.backendServerSelector`
-/// has a fault. `None`: no fault. A selector with a fault selects no VM.
+/// Text about the fault of `spec.backendServerSelector`: it names the field, the fault, and the
+/// remedy or the effect. `None`: no fault. A selector with a fault selects no VM.
 pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     const FIELD: &str = "spec.backendServerSelector";
     let selector = spec.backend_server_selector.as_ref()?;
@@ -72,8 +72,8 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
 }
 
 /// First address that the selector contains instead of a VM's name. `None`: the selector contains
-/// no address. An address selects no VM. Some selectors contain addresses, because `backendServers`
-/// of v1alpha1 could contain addresses.
+/// no address. An address selects no VM. A selector can contain addresses if it was converted from
+/// `backendServers` of v1alpha1, where addresses were valid.
 pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())

@@ -26,7 +26,7 @@ pub struct BackendCounts {
     /// Number of VMs that fail their health check, and would otherwise be ready.
     pub unhealthy: usize,
     /// Names of the VMs whose endpoint has the last known address, because their guest agents
-    /// report no address now. The list is sorted.
+    /// report no suitable address now. The list is sorted.
     pub last_known: Vec<Arc<str>>,
 }
 
@@ -96,7 +96,8 @@ impl BackendCounts {
 /// State of a LoadBalancer's Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ServiceState {
-    /// The Service is as it must be, or is not compared because VMs cannot be listed.
+    /// The Service is as it must be. In a preview: it is so, or a write would make it so. While VMs
+    /// cannot be listed, this state says nothing, because the Service is not checked.
     #[default]
     Ours,
     /// The Service is not written, because the spec or the name of the LoadBalancer has a fault.
@@ -134,8 +135,8 @@ pub struct ServingStatus {
     /// Text with the fault of the health check. The fault prevents probes of the VMs. `None`: no
     /// fault.
     pub health_fault: Option<String>,
-    /// Text about VMs that fail their health check and still are endpoints. Their failures are
-    /// doubted, because most VMs failed at once. `None`: no failure is doubted.
+    /// Text about the second opinion on doubted failures: what another replica has answered, or
+    /// that an answer is missing. `None`: no failure of the LoadBalancer's VMs is doubted.
     pub doubted: Option<String>,
     /// Text from [`super::service::WantedService::misplacement`]: the interface on which the
     /// address is announced, and the reason why this interface is not a working link of the
@@ -144,8 +145,8 @@ pub struct ServingStatus {
     /// Setting of the Service that does not have its documented effect. `None`: there is no such
     /// setting.
     pub misfit: Option<SettingMisfit>,
-    /// Former address of the LoadBalancer, if the LoadBalancer's status still publishes it, and the
-    /// Service is not announced at any address. `None` in all other cases.
+    /// Published address of a LoadBalancer that has got a new address, while its Service is not
+    /// announced at any address. `None` in all other cases.
     pub moving_from: Option<IpAddr>,
 }
 

@@ -1,10 +1,11 @@
 //! Decision whether failures of probes are the fault of the backends or of the prober.
 //!
-//! A prober that loses its own path to the VMs observes that most VMs fall silent at one moment:
-//! before this moment, the probes of all targets of such a VM passed, and after it, they only fail.
-//! A VM has one target for each LoadBalancer that probes it. Failures since such a moment are
-//! doubted: the targets still count as healthy, and stay endpoints. If a VM has in fact failed, its
-//! users lose nothing more, because a failed VM does not serve them in any case.
+//! If a prober loses its own path to the VMs, most VMs fall silent at one moment: their probes
+//! passed before this moment, and only fail after it. The failures of these VMs are doubted: the
+//! VMs still count as healthy, and stay endpoints. If the VMs have in fact failed, they still get
+//! traffic until the doubt ends, and do not serve it.
+//!
+//! A VM has one target for each LoadBalancer that probes it.
 //!
 //! Invariants:
 //!
@@ -22,35 +23,37 @@ use super::{BackendHealth, CheckSettings};
 /// also have a silent VM. One or two VMs may well fail together because of a real fault.
 pub const MANY: usize = 3;
 
-/// Largest number of moments that a [`Doubt`] stores. At each of them, most VMs fell silent. There
-/// are several if a fault spreads.
+/// Largest number of moments that a [`Doubt`] stores. At each moment, most of the VMs that were not
+/// silent yet fell silent. There are several moments if a fault spreads.
 const MOST_MOMENTS: usize = 16;
 
-/// Probe results of a target whose verdict is healthy, or was healthy before it failed. The healthy
-/// verdict may come from an earlier leader or an earlier check.
+/// Probe results of a target whose verdict is healthy, or was healthy before the target's failures.
+/// The healthy verdict may come from an earlier leader or an earlier check.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeHistory<'a> {
     /// LoadBalancer of the target, `namespace/name`.
     pub lb: &'a str,
     /// Address of the VM.
     pub address: IpAddr,
-    /// Time of the last probe that passed while the verdict was healthy, or that made the verdict
-    /// healthy. Zero: there was no such probe in this process.
+    /// Time of the last probe that passed and after which the verdict was healthy. Zero: there was
+    /// no such probe in this process.
     pub passed: Duration,
     /// Time of the first failure after `passed`. `None`: there is no such failure.
     pub failing: Option<Duration>,
 }
 
-/// Returns the moment between `from` and `until` at which the most VMs fell silent. A VM fell
-/// silent at a moment if the moment is between the VM's last success and its first failure, over
-/// all its targets. `None`: there is no such moment, or one of these conditions is not met:
+/// Returns the moment from `from` to `until` at which the largest number of VMs fell silent.
+/// `histories`: probe results of all targets.
 ///
-/// * At least [`MANY`] VMs fell silent.
-/// * At least [`MANY`] load balancers have a target that fell silent.
+/// A target fell silent between its last success and its first failure. A VM fell silent at a
+/// moment if at least one of its targets has failed, none passed after the moment, and none failed
+/// before it. VMs are counted, not targets, because one VM may be behind every load balancer.
+///
+/// `None`: no VM fell silent in this time, or one of these conditions is not met:
+///
+/// * At least [`MANY`] VMs fell silent at the moment.
+/// * At least [`MANY`] load balancers have a target that fell silent at the moment.
 /// * The VMs that fell silent are more than half of all VMs that had not fallen silent before.
-///
-/// VMs are counted, not targets, because one VM may be behind every load balancer. `histories`:
-/// probe results of each target.
 pub fn moment<'a>(
     histories: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),

@@ -16,8 +16,9 @@ use super::ProbePhase;
 /// Largest number of targets in one question: enough to show whether most of the doubted targets
 /// fail, and few enough for a replica to probe quickly.
 pub const MOST_ASKED: usize = 32;
-/// End of the text in conditions and Events about doubted failures, while no replica has answered
-/// the leader's question. "them" are the VMs whose failures are doubted.
+/// End of the text in conditions and Events about doubted failures, while the leader waits for the
+/// answer to its first question. Later, the text ends with [`Opinion::words`]. "them" are the VMs
+/// whose failures are doubted.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
 /// Maximum length of a question or answer that is read, in bytes. Every valid question or answer is
 /// shorter.
@@ -75,9 +76,9 @@ pub struct OpinionAnswer {
     pub at: String,
     /// Answering replica.
     pub by: ReplicaPlace,
-    /// Number of the question's targets whose probe by the answering replica passed.
+    /// Number of targets that the answering replica has probed with success.
     pub passed: usize,
-    /// Number of the question's targets whose probe by the answering replica failed.
+    /// Number of targets that the answering replica has probed without success.
     pub failed: usize,
 }
 
@@ -115,14 +116,12 @@ impl OpinionQuestion {
         }
     }
 
-    /// Whether the replica `place` must answer the question: another replica has asked it, and one
-    /// of these holds:
+    /// Whether the replica at `place` must answer this question. `given`: answer that the Lease
+    /// has, if any. `true`: another replica has asked the question, and one of these holds:
     ///
     /// * The Lease has no answer to this question.
-    /// * The answer leads to [`Opinion::SameNode`], and `place` is on another node or an unknown
-    ///   one.
-    ///
-    /// `given`: answer that the Lease has, if any.
+    /// * The answer leads to [`Opinion::SameNode`], and the replica at `place` is not known to be
+    ///   on the node of the asking replica.
     pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {

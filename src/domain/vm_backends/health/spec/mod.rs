@@ -32,12 +32,12 @@ pub struct HealthSpecFault {
     pub field: &'static str,
     /// Text that describes the fault.
     pub wrong: String,
-    /// Text that describes a valid value.
+    /// Text that says how to correct the fault.
     pub right: &'static str,
 }
 
 impl HealthSpecFault {
-    /// Fault of the field `field`: `wrong` describes the fault, and `right` a valid value.
+    /// Fault of the field `field`. `wrong` describes the fault, and `right` says how to correct it.
     pub fn new(field: &'static str, wrong: impl Into<String>, right: &'static str) -> Self {
         Self { field, wrong: wrong.into(), right }
     }
@@ -52,6 +52,9 @@ impl HealthSpecFault {
 ///
 /// Defaults of the fields that are zero or unset: 1 success, 3 failures, 5 s between probes, 3 s
 /// timeout, TCP, path `/`.
+///
+/// The error is the first fault of the health check. It is also a fault if the port is no backend
+/// port of a TCP listener.
 pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpecFault> {
     let Some(asked) = spec.health_check.as_ref() else { return Ok(None) };
     let number = asked.port.unwrap_or(0);
