@@ -1,16 +1,18 @@
 //! Index from a VM to the LoadBalancers that select it by its labels, and from a LoadBalancer to
-//! its VMs. A change of one VM, pod or LoadBalancer scans neither all VMs nor all LoadBalancers. A
-//! search by a selector in kube-runtime's store would scan them all.
+//! its VMs. With this index, a change of one VM, pod or LoadBalancer needs no search through all
+//! VMs or all LoadBalancers. A search by a selector in kube-runtime's store would go through all of
+//! them.
 //!
 //! Invariants:
 //!
 //! * [`LabelIndex::members`] of a LoadBalancer are exactly the VMs of its namespace that match its
 //!   selector.
-//! * A change of a VM or a pod returns exactly the LoadBalancers whose endpoints it can affect.
+//! * [`LabelIndex::set_vm`], [`LabelIndex::remove_vm`] and [`LabelIndex::set_pod`] return exactly
+//!   the LoadBalancers whose endpoints the change can affect.
 //!
 //! Each pair of label and value is stored once, under a number. The pairs of a selector that have
 //! the same label are a clause, and a VM matches if it has a pair of every clause. One clause of
-//! each LoadBalancer is its anchor: only the pairs of this clause list the LoadBalancer. So a VM is
+//! each selector is its anchor: only the pairs of the anchor list the LoadBalancer. So a VM is
 //! compared only with the LoadBalancers that the VM's own pairs list.
 
 mod slots;
@@ -39,8 +41,8 @@ pub struct LabelIndex {
     pairs: Slots<LabelPair>,
     vm_ids: HashMap<Box<str>, Id>,
     vms: Slots<IndexedVm>,
-    /// Map from a VM's UID to its pods. A pod may be reported before its VM is reported, or after
-    /// its VM was deleted.
+    /// Map from a VM's UID to its pods. The index may lack the VM, because a pod may be reported
+    /// before its VM is reported, or after its VM was deleted.
     pods: HashMap<Arc<str>, Vec<VmPod>>,
     /// Map from a pod's `namespace/name` to the UIDs of the pod's VM and of the pod itself.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
@@ -258,7 +260,7 @@ impl LabelIndex {
         })
     }
 
-    /// LoadBalancers with a VM that reports an address in one of these networks.
+    /// LoadBalancers that select a VM which reports an address in one of these networks.
     pub fn reporting(&self, networks: &[IpNet]) -> Vec<LbKey> {
         let (single, wide): (Vec<IpNet>, Vec<IpNet>) =
             networks.iter().partition(|network| network.prefix_len() == network.max_prefix_len());
@@ -415,9 +417,9 @@ fn qualified(namespace: &str, name: &str) -> Box<str> {
     format!("{namespace}/{name}").into()
 }
 
-/// Key of a pair of label and value in a namespace. Tenants choose labels, so it must be infeasible
-/// to find two pairs with the same key. Therefore the key is a cryptographic digest. Its 16 bytes
-/// take less memory than the text.
+/// Key of a pair of label and value in a namespace: 16 bytes of a digest. They take less memory
+/// than the text. Tenants choose labels, and no tenant must be able to find a pair that has the key
+/// of another tenant's pair. Therefore the digest is cryptographic.
 fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
     // A namespace contains no slash, and the labels of a VM contain no `=`. So two pairs that VMs
     // can have never have the same text.
@@ -425,9 +427,9 @@ fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
     std::array::from_fn(|at| digest[at])
 }
 
-/// Digest of a selector. Before each text, the length of the text is hashed. Before each label, the
-/// number of its values is hashed. So two different selectors never give the same input to the
-/// hash, although their texts may contain any character.
+/// Digest of a selector. Two different selectors never give the same input to the hash, although
+/// labels and values may contain any character: the length of each label and value is hashed before
+/// its text, and the number of a label's values is hashed before the label.
 fn selector_digest(selector: &VmSelector) -> [u8; 32] {
     let mut hash = Sha256::new();
     for (label, values) in selector {

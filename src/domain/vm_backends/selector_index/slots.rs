@@ -1,7 +1,7 @@
 //! List whose entries keep their index when other entries are removed.
 //!
-//! An index of this list has four bytes; an index of the crate `slab` has eight. The size matters,
-//! because with 20,000 VMs, indexes take most of the memory of the label index.
+//! An [`Id`] has four bytes. A key of the crate `slab` has eight. The size matters, because with
+//! 20,000 VMs, the values of type [`Id`] take most of the memory of [`super::LabelIndex`].
 
 use std::mem;
 

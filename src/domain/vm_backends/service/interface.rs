@@ -29,14 +29,15 @@ impl WantedService<'_> {
         (self.link == NetworkReach::Ready).then(|| attachment.interface())
     }
 
-    /// Interface on which the address is announced, and the reason why this interface is not a
+    /// Text that names the interface of the announcement, and says why this interface is not a
     /// working link of the address's network. An announced address stays on its interface, even if
     /// a node loses the link. `None` in each of these cases:
     ///
     /// * The address is on the nodes' own network.
     /// * A user set the interface.
     /// * The interface is a working link of the network.
-    /// * There is no Service yet, and nodes have a working link: the new Service will ask for it.
+    /// * There is no Service yet, and nodes have a working link. The new Service will ask for this
+    ///   link.
     /// * The operator chose the interface earlier, and the network's bridge is not known now.
     pub fn misplacement(&self, stored: Option<&StoredService>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
@@ -76,8 +77,9 @@ impl WantedService<'_> {
     }
 }
 
-/// Hints: annotations of the Service with the interface on which kube-vip is asked to announce, and
-/// with the network to which this interface leads. Empty for the default interface.
+/// Hints are two annotations of the Service. One names the interface on which kube-vip is asked to
+/// announce. The other names the network to which this interface leads. The map is empty if
+/// kube-vip is to announce on its default interface.
 pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     let Some(interface) = wanted.interface() else { return Map::new() };
     Map::from_iter([
@@ -93,11 +95,12 @@ pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }
 
-/// Returns the changes of the Service's [`hints`]. Null removes an annotation. These rules apply:
+/// Returns the changes of the Service's [`hints`], and of [`ASKED_VLAN`], a hint that earlier
+/// versions of the operator wrote. Null removes an annotation. These rules apply:
 ///
-/// * If an earlier version of the operator wrote the annotation [`ASKED_VLAN`], this annotation and
-///   the annotation with the network are removed, even while the Service is announced. kube-vip
-///   would fail on this VLAN at its next start.
+/// * If the operator wrote [`ASKED_VLAN`], this annotation and the annotation with the network are
+///   removed, even while the Service is announced. kube-vip would fail on this VLAN at its next
+///   start.
 /// * While the Service is announced, all other hints stay.
 /// * Hints of a user stay.
 /// * Hints that the operator wrote for another network are replaced by the hints of the address's

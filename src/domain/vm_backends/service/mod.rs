@@ -38,21 +38,22 @@ use interface::{changed_hints, hints, is_elsewhere};
 pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
 /// Annotation with the interface on which kube-vip is asked to announce the address.
 pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
-/// Annotation with `parent.tag`: the VLAN interface that kube-vip is asked to create and use. The
-/// operator never sets this annotation, because kube-vip 1.2.0 to 1.2.3 panics if that interface
-/// exists (`ValidateVLANInterface` with the nil parent of `addVLAN`, pkg/instance/instance.go).
-/// After such a panic, kube-vip no longer announces Harvester's management address.
+/// Annotation with the VLAN interface that kube-vip is asked to create and use, as `parent.tag`.
+/// The operator never sets this annotation, because kube-vip 1.2.0 to 1.2.3 panics if that
+/// interface exists. After such a panic, kube-vip no longer announces Harvester's management
+/// address. Cause: `addVLAN` passes a nil parent to `ValidateVLANInterface`
+/// (pkg/instance/instance.go).
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
-/// Annotation with the external traffic policy that the Service had at its creation. If the Service
-/// now has another policy, the policy was changed after the creation. If the Service has no such
-/// annotation, the operator adds one with the present policy.
+/// Annotation with the external traffic policy with which the Service was created. If the Service
+/// now has another policy, the operator replaces the Service. If the annotation is missing, the
+/// operator adds it with the Service's present policy.
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
-/// Annotation with the ports that the Service had at its creation. If the LoadBalancer no longer
-/// has one of these ports, the port was removed after the creation. If the Service has no such
-/// annotation, the operator adds one with the present ports.
+/// Annotation with the ports with which the Service was created. If the LoadBalancer no longer has
+/// all of these ports, the operator replaces the Service. If the annotation is missing, the
+/// operator adds it with the Service's present ports.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
-/// Annotation with the node that last announced a Service, written by kube-vip.
+/// Annotation in which kube-vip writes the node that last announced the Service.
 pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
 /// External traffic policy of a Service that names no policy.
 const DEFAULT_POLICY: &str = "Cluster";
@@ -68,8 +69,8 @@ pub struct OwnerRef {
     pub uid: String,
 }
 
-/// Stored Service that has the name of a LoadBalancer. `annotations`, `ports` and `ingress` are
-/// empty if no LoadBalancer owns the Service.
+/// Facts that decisions use, from a stored Service. `annotations`, `ports` and `ingress` are empty
+/// if no LoadBalancer owns the Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredService {
     /// `metadata.uid`.
@@ -118,7 +119,7 @@ pub struct StoredPort {
     /// Port of the endpoints, 1 to 65535: `targetPort`, or `port` if `targetPort` is unset. `None`:
     /// `targetPort` is a name, or not a valid number.
     pub target: Option<u16>,
-    /// Port that every node opens for this port (`nodePort`); 0 if there is no such port.
+    /// Port that every node opens for `port` (`nodePort`). 0: nodes open none.
     pub node_port: i32,
 }
 
@@ -129,8 +130,8 @@ pub struct WantedService<'a> {
     pub lb: LbIdentity<'a>,
     /// Address that kube-vip is asked to announce. `None`: kube-vip leases an address.
     pub address: Option<IpAddr>,
-    /// Listeners of the LoadBalancer. Empty if its name or its listeners have a fault; in that
-    /// case, no Service is written.
+    /// Listeners of the LoadBalancer. Empty if the LoadBalancer's name or its listeners have a
+    /// fault. In that case, no Service is written.
     pub listeners: &'a [ListenerPort],
     /// Network of the address, `namespace/name`; empty for the nodes' own network.
     pub network: &'a str,
@@ -145,7 +146,7 @@ pub struct WantedService<'a> {
 pub enum ServicePlan {
     /// Change nothing: the Service is as required.
     Keep,
-    /// Create this Service, because no Service exists.
+    /// Create this Service, because no Service of this name exists.
     Create(Value),
     /// Apply this merge patch to the Service.
     Change(Value),
@@ -161,9 +162,11 @@ pub enum ServicePlan {
     /// Delete the Service, so that it can be created again, for one of these reasons:
     ///
     /// * The Service has the wrong address family, which cannot be changed.
-    /// * The Service asks for the wrong address, or its external traffic policy has changed since
-    ///   its creation. After such a change, kube-vip 1.2 withdraws the address of the Service, and
-    ///   announces no other address for it (`serviceChanged` in pkg/services/processor.go).
+    /// * The Service asks for the wrong address. If a patch changed this address, kube-vip 1.2
+    ///   would withdraw the old address, and would not announce the new one (`serviceChanged` in
+    ///   pkg/services/processor.go).
+    /// * The external traffic policy of the Service has changed since its creation. kube-vip 1.2
+    ///   then withdraws the address, and does not announce it again (`serviceChanged`).
     /// * The Service asks for the wrong interface. kube-vip reads the interface once (see the
     ///   module `interface`).
     /// * The LoadBalancer no longer has a port with which the Service was created. kube-vip reads
@@ -191,9 +194,10 @@ impl StoredService {
 
     /// Ports of the endpoints behind the Service, sorted. `slices`: stored slices of the Service.
     ///
-    /// If a `targetPort` is a name, the port keeps its number from `slices`. If `slices` have no
-    /// number either, the port gets [`SINK_PORT`], on which VMs do not answer. If the port were
-    /// left out, the announcing node itself would answer on it.
+    /// If a `targetPort` is a name, or not a valid number, the number of the endpoints' port is
+    /// taken from `slices`. If `slices` have none either, the number is [`SINK_PORT`], on which VMs
+    /// do not answer. No port is left out: on a missing port, the announcing node itself would
+    /// answer.
     pub fn backend_ports<S: Borrow<StoredSlice>>(&self, slices: &[S]) -> Vec<EndpointPort> {
         let of = |port: &StoredPort| EndpointPort {
             name: port.name.clone(),
@@ -205,8 +209,8 @@ impl StoredService {
         ports
     }
 
-    /// Whether traffic for `address` may reach this Service. `true`: the address is announced for
-    /// the Service, or the Service asks for the address.
+    /// Whether the Service asks for `address`, or is announced at it. In both cases, traffic for
+    /// the address may reach the Service.
     pub fn asks_for(&self, address: IpAddr) -> bool {
         self.addresses().any(|ip| ip == address)
     }
@@ -222,8 +226,9 @@ impl StoredService {
 }
 
 impl StoredPort {
-    /// Number of the VMs' port in the slices of the Service. `None`: no slice has a valid number
-    /// for this port, except [`SINK_PORT`].
+    /// Number that `slices`, the stored slices of the Service, have for this port. The numbers 0
+    /// and [`SINK_PORT`] do not count, because VMs do not answer on them. `None`: `slices` have no
+    /// other number.
     fn number_in<S: Borrow<StoredSlice>>(&self, slices: &[S]) -> Option<u16> {
         let ports = slices.iter().flat_map(|slice| &slice.borrow().ports);
         let mut of_vms = ports.filter(|port| ![0, SINK_PORT].contains(&port.port));
@@ -246,8 +251,9 @@ impl WantedService<'_> {
 
 /// Plans the next action on the Service. `stored`: `None` if there is no Service of this name.
 ///
-/// A Service whose announcement is delayed is corrected before kube-vip may announce it. So
-/// kube-vip does not announce a change that a tenant has made to a field of the operator.
+/// While the announcement of a Service is delayed, the content of the Service is corrected before
+/// the delay is ended. So kube-vip does not announce a Service in which a tenant has changed a
+/// field that the operator owns.
 pub fn plan(
     stored: Option<&StoredService>,
     wanted: &WantedService<'_>,
@@ -309,17 +315,16 @@ fn loses_a_port(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     before.split(',').any(|port| !port.is_empty() && !after.contains(port))
 }
 
-/// Text of a condition: a Service of another owner has the LoadBalancer's name. `lb`:
-/// `namespace/name`. `whose`: text from [`foreign`].
+/// Text of a condition: the Service that has the LoadBalancer's name does not belong to the
+/// LoadBalancer. `lb`: `namespace/name`. `whose`: text from [`foreign`].
 pub fn conflict(lb: &str, whose: &str) -> String {
     format!(
         "a Service {lb} exists: {whose}; the operator does not change it: remove it, or create the LoadBalancer under another name"
     )
 }
 
-/// Text about the owner of an object, if the LoadBalancer `lb` does not own it: the text names the
-/// owner, or says that the object names no owner. `None`: `lb` owns the object. `owners`: owners of
-/// the object.
+/// Text that names the owner of an object, or says that the object names no owner. `None`: the
+/// LoadBalancer `lb` owns the object. `owners`: owners of the object.
 pub fn foreign(owners: &[OwnerRef], lb: LbIdentity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {
         return None;

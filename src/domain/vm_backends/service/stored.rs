@@ -36,16 +36,16 @@ const ANNOTATIONS: [&str; 12] = [
     KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP,
 ];
-/// Longest text of an annotation in `ANNOTATIONS`, in bytes. A longer text is cut. The text with
-/// the ports of `MOST_LISTENERS` listeners is never cut.
+/// Longest text of an annotation in `ANNOTATIONS`, in bytes. A longer text is cut. In
+/// [`MADE_WITH_PORTS`], the ports of `MOST_LISTENERS` listeners always fit.
 const LONGEST_ANNOTATION: usize = 4096;
 /// Largest number of addresses that are read from a Service's status.
 const MOST_INGRESS: usize = 16;
 /// Largest number of owners of kind LoadBalancer that are read from an object.
 const MOST_OWNERS: usize = 4;
 /// Largest number of endpoints that are read from a slice. The API server stores no more. This
-/// operator writes fewer, but Harvester's Go controller writes all VMs of a LoadBalancer into one
-/// slice. The operator reads the last known address and health of each VM from this slice.
+/// operator writes fewer. Harvester's Go controller writes all VMs of a LoadBalancer into one
+/// slice, and the operator reads the last known address and health of each of these VMs.
 const MOST_ENDPOINTS: usize = 1000;
 /// Largest total size, in bytes, of the names, UIDs and nodes that are read from a slice's
 /// endpoints. In a slice that this operator writes, the size is smaller.
@@ -86,7 +86,7 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
 }
 
 /// Reads from a Service the facts that decisions use. If no LoadBalancer owns the Service, its
-/// annotations, ports and addresses are left out.
+/// annotations, its ports and the addresses in its status are left out.
 pub fn read_service(service: &Service) -> StoredService {
     let spec = service.spec.clone().unwrap_or_default();
     let owners = owners(&service.metadata);
@@ -158,8 +158,8 @@ fn is_announced(ingress: &LoadBalancerIngress) -> bool {
 }
 
 /// Reads an EndpointSlice. Returns `namespace/name` of the LoadBalancer that owns the slice, and
-/// the slice's content. `None`: no LoadBalancer owns the slice. A slice with more ports or
-/// endpoints than are read is not sound.
+/// the slice's content. `None`: no LoadBalancer owns the slice. If ports or endpoints were left out
+/// of the content, [`StoredSlice::sound`] is `false`.
 pub fn read_slice(slice: &EndpointSlice) -> Option<(String, StoredSlice)> {
     let (lb, owner) = owner(&slice.metadata)?;
     let label = |key: &str, value: &str| label(&slice.metadata, key, value);
@@ -196,8 +196,9 @@ fn port(port: &FullPort) -> EndpointPort {
     }
 }
 
-/// First endpoints of a slice: at most [`MOST_ENDPOINTS`], with texts of at most
-/// [`MOST_ENDPOINT_TEXT`] in all.
+/// First endpoints of a slice, without those that [`endpoint`] cannot read. At most
+/// [`MOST_ENDPOINTS`] endpoints are read. The names, UIDs and nodes of the result have at most
+/// [`MOST_ENDPOINT_TEXT`] bytes in all.
 fn endpoints(stored: &[FullEndpoint]) -> Vec<VmEndpoint> {
     let mut room = MOST_ENDPOINT_TEXT;
     let has_room = |endpoint: &VmEndpoint| {

@@ -6,11 +6,11 @@
 //! node would answer. For a new Service, the order is therefore:
 //!
 //! 1. The operator creates the Service with an annotation that makes kube-vip ignore it.
-//! 2. The operator writes the address into the Service's status. This entry carries
-//!    [`NOT_ANNOUNCED`], and does not count as announced.
+//! 2. The operator writes the address into the Service's status, with the mark [`NOT_ANNOUNCED`].
+//!    An address with this mark does not count as announced.
 //! 3. The operator waits until every kube-proxy has had the time to write its rules, and removes
 //!    the annotation.
-//! 4. kube-vip announces the address, and replaces the entry in the status with its own.
+//! 4. kube-vip announces the address, and replaces the operator's entry in the status with its own.
 
 use chrono::{DateTime, FixedOffset, TimeDelta};
 use serde_json::{Value, json};
@@ -21,21 +21,21 @@ use api::DHCP_ADDRESS;
 
 /// Annotation that makes kube-vip ignore the Service.
 pub const IGNORED: &str = "kube-vip.io/ignore";
-/// Annotation with the time (RFC 3339) at which the delay ends, and kube-vip may announce the
-/// Service. Empty while the Service's status does not yet contain the address.
+/// Annotation with the time (RFC 3339) at which the delay ends. The text is empty while the
+/// Service's status does not yet contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
-/// Value of the field `error` on the ports of an address in a Service's status. This value marks an
-/// address that the operator wrote, and that no announcer announces yet.
+/// Text that marks an address in a Service's status: the operator wrote the address, and no
+/// announcer announces it yet. The text is in the field `error` of the address's ports.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
 /// Assumed time until kube-proxy has written its rules for a new Service. kube-proxy writes rules
 /// at most once a second (`minSyncPeriod`), and a write takes a part of a second.
 const DELAY: TimeDelta = TimeDelta::seconds(2);
 
-/// Returns the next step for a Service with the required content: to write the address into its
-/// status, to wait until every kube-proxy can have written its rules, or to let kube-vip announce
-/// the Service. [`ServicePlan::Keep`]: the announcement is not delayed. `address` is the address
-/// that the Service asks for.
+/// Returns the next step of the delay: to write the address into the Service's status, to wait
+/// until every kube-proxy can have written its rules, or to let kube-vip announce the Service.
+/// [`ServicePlan::Keep`]: the Service has no delay, or the delay was ended before. `address` is the
+/// address that the Service asks for. Precondition: the content of the Service is as required.
 pub(super) fn next_step(
     stored: &StoredService,
     address: &str,

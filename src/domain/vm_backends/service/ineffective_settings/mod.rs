@@ -6,20 +6,22 @@ use std::collections::BTreeSet;
 use super::super::endpoints::VmEndpoint;
 use super::StoredService;
 
-/// Setting of a Service that does not have its documented effect. The text has the fault and the
-/// remedy.
+/// Setting that does not have its documented effect on a Service. The text in each variant says
+/// what is wrong, and what the user can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingMisfit {
-    /// `externalTrafficPolicy` is Local, and no VM is known to serve on the node of kube-vip's
-    /// leader. kube-vip does not announce the address if that node has no serving VM.
+    /// `externalTrafficPolicy` is Local, and no VM is known to serve on the node that announced the
+    /// address last. kube-vip announces the address only while a VM serves on the node of
+    /// kube-vip's leader.
     NoLocalBackend(String),
     /// `loadBalancerSourceRanges` is set. But if kube-proxy uses iptables, clients outside the
     /// ranges still reach programs of the announcing node itself on the Service's ports.
     SourceRanges(String),
 }
 
-/// Finds the first of the settings in [`SettingMisfit`] that does not have its documented effect on
-/// this Service. `endpoints`: VMs behind the Service. `None`: no such setting was found.
+/// Finds a setting that does not have its documented effect on this Service. If there are several,
+/// the result is the first in the order of [`SettingMisfit`]. `endpoints`: VMs behind the Service.
+/// `None`: no such setting was found.
 pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<SettingMisfit> {
     let bypassed = stored.source_range.is_some();
     no_local_backend(stored, endpoints)
@@ -27,10 +29,11 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
         .or_else(|| bypassed.then(|| SettingMisfit::SourceRanges(source_ranges(stored))))
 }
 
-/// Text that says why kube-vip does not announce the address: the policy is Local, and no VM is
-/// known to serve on the node of kube-vip's leader. In that case, kube-vip 1.2 withdraws the
-/// address, but leaves the Service's status and the annotation [`super::ANNOUNCING_NODE`] unchanged
-/// (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go). `None` in each of these cases:
+/// Text that says why kube-vip does not announce the address: `externalTrafficPolicy` is Local, and
+/// no VM is known to serve on the node of kube-vip's leader. The Service itself does not show this:
+/// kube-vip 1.2 withdraws the address, but leaves the Service's status and the annotation
+/// [`super::ANNOUNCING_NODE`] unchanged (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go).
+/// The node in this annotation is taken for the leader's node. `None` in each of these cases:
 ///
 /// * The policy is not Local.
 /// * A VM serves on the node that announced the address last.

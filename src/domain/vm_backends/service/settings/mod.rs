@@ -4,8 +4,9 @@
 //! Invariants:
 //!
 //! * Fields that the operator owns are never carried.
-//! * `spec.externalIPs` is never carried. The settings are stored in an EndpointSlice. If this
-//!   field were carried, authors of EndpointSlices could redirect any address.
+//! * `spec.externalIPs` is never carried. Traffic for the addresses in this field is redirected to
+//!   the Service. The settings are stored in an EndpointSlice, so authors of EndpointSlices could
+//!   otherwise redirect any address.
 //! * If the settings are too long, at least the first source range of the Service is carried.
 //!   Without ranges, the next Service would let all clients in.
 
@@ -21,9 +22,9 @@ use api::ANNOTATION_NETWORK;
 /// the Service is created again with these settings.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
-/// Longest text of settings, in bytes. All annotations of one object may have 256 KiB, and the
-/// other annotations of an EndpointSlice are normally short. If they are long, the API server
-/// refuses the text, and the caller tries [`without_metadata`].
+/// Longest text of settings, in bytes. All annotations of one object together may have 256 KiB, and
+/// the other annotations of an EndpointSlice are normally short. If the other annotations are long,
+/// the API server refuses the text. Then the text from [`without_metadata`] is tried.
 const LONGEST: usize = 240 * 1024;
 /// Field of a Service's spec with the source ranges: the networks of the admitted clients.
 const SOURCE_RANGES: &str = "loadBalancerSourceRanges";
@@ -40,9 +41,9 @@ const FIELDS: [&str; 9] = [
     "trafficDistribution",
 ];
 /// Fields of a Service's spec that the API server assigns. A Service that replaces a deleted one
-/// asks for the same values, or for none of them if the API server refuses it
-/// ([`without_allotted`]). Exception: `ipFamilies` is only compared. If it differs, the new Service
-/// does not ask for the same cluster IPs.
+/// asks for the same values. If the API server refuses the new Service, a second try asks for none
+/// of them ([`without_allotted`]). No try asks for the same `ipFamilies`. A new Service with other
+/// families does not ask for the same cluster IPs.
 const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
 /// Fields of a Service's port that belong to users.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
@@ -87,8 +88,9 @@ pub fn of(service: &Value) -> CarriedSettings {
     without_metadata(service)
 }
 
-/// Reads the settings of a stored Service, without its annotations and labels. Source ranges stay,
-/// at least the first of them.
+/// Reads the settings of a stored Service, without its annotations and labels. If the text would be
+/// longer than `LONGEST`, source ranges are left out from the end of their list, but never the
+/// first.
 pub fn without_metadata(service: &Value) -> CarriedSettings {
     let mut spec = spec_of(service);
     let text = text_of(&json!({}), &spec);
