@@ -24,8 +24,8 @@ pub enum RecordEvent {
     /// `namespace/name` of a record that was deleted, or whose spec no longer names the watched
     /// network.
     Gone(String),
-    /// A list of the records is complete: each record that can be parsed was reported as
-    /// [`Self::Is`].
+    /// End of a list. Each listed record that can be parsed, and whose spec names the watched
+    /// network, was reported as [`Self::Is`].
     Complete,
 }
 

@@ -50,15 +50,16 @@ pub(crate) async fn run_call<T>(
     }
 }
 
-/// Parameters of a deletion that fails with a conflict unless the object has the UID `uid` and the
-/// resourceVersion `version`. `None`: the deletion does not depend on this value.
+/// Parameters of a conditional deletion. The deletion fails with a conflict unless the object has
+/// the UID `uid` and the resourceVersion `version`. A parameter that is `None` sets no condition.
 pub(super) fn only_if(uid: Option<&str>, version: Option<&str>) -> DeleteParams {
     let (uid, resource_version) = (uid.map(str::to_owned), version.map(str::to_owned));
     DeleteParams::default().preconditions(Preconditions { uid, resource_version })
 }
 
-/// Reads of the objects of one kind. Each method whose name begins with `call_` sends one call. If
-/// the kind is a `PartialObjectMeta`, only metadata is read.
+/// Reads of the objects of one kind. If `K` is a `PartialObjectMeta`, only metadata is read. Each
+/// method whose name begins with `call_` sends one request, except that [`Self::call_list`] may
+/// request a page again.
 pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     /// Client for the objects of the kind.
     fn api(&self) -> &Api<K>;
@@ -82,7 +83,7 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     }
 
     /// Reads the object `name`. `None`: the API server answered that the object does not exist. Any
-    /// other 404 is an error, for example that of a proxy, or that for a kind that is not served.
+    /// other 404 is an error, for example if a proxy sends it, or if the kind is not served.
     async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
     }
@@ -97,12 +98,15 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         }
     }
 
-    /// Reads a list:
-    /// * Without a limit in `params`: the whole list, with the deadline [`Self::deadline`].
-    /// * With a limit: one page. A try of a page with several objects has the deadline
-    ///   [`Self::deadline`] or [`CALL_DEADLINE`], whichever is shorter. A page that is late is
-    ///   requested again with fewer objects. All tries together have [`TRIES`] times the deadline
-    ///   of a try, or [`Self::deadline`] if that is longer.
+    /// Reads a list. Without a limit in `params`: the whole list, with the deadline
+    /// [`Self::deadline`].
+    ///
+    /// With a limit: one page. [`super::paging`] may request it again with fewer objects, for
+    /// example if it is late. The deadlines are:
+    /// * One try: [`Self::deadline`] or [`CALL_DEADLINE`], whichever is shorter. A try that
+    ///   requests a single object has no deadline of its own, because it cannot be made smaller.
+    /// * All tries together: [`Self::deadline`], or [`TRIES`] times the deadline of one try,
+    ///   whichever is longer.
     async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
         let name = || format!("GET {}", self.api().resource_url());
         let deadline = self.deadline();

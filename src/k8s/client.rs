@@ -26,13 +26,13 @@ use crate::metrics::Metrics;
 /// Longest time to establish a connection: the lookup of the name, TCP and TLS together. Most
 /// commands that run in a terminal have a longer time.
 ///
-/// An API server that falls silent must cost less than 15 s, even if the TLS handshake of the next
-/// connection gets no answer either. So [`SILENCE`], this time and the delays of an informer must
-/// together be less than 15 s.
+/// If the API server falls silent, an informer must recover in less than 15 s, even if the TLS
+/// handshake of its next connection gets no answer either. So the sum of [`SILENCE`], this time and
+/// the informer's first two delays must be less than 15 s.
 pub const CONNECT: Duration = Duration::from_secs(4);
-/// Longest time for which a connection stays open without a call. After a longer time, the API
-/// server at the other end may have become unresponsive, and the next call on the connection would
-/// fail only at its deadline.
+/// Longest time for which a connection stays open without a call. While no call uses a connection,
+/// it may go unnoticed that the API server has become unresponsive. The next call would then fail
+/// only at its deadline.
 const IDLE: Duration = Duration::from_secs(3);
 /// Time without data before the kernel's first keepalive probe of a connection, and the interval
 /// between two of these probes.
@@ -42,10 +42,12 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 /// [`SILENCE`].
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Reads the configuration of a client: server and credentials. `kubeconfig`: the file to read. If
-/// it is `None`, these sources are tried in order: the file that `KUBECONFIG` names, or otherwise
-/// the default file; then the configuration of the pod. `connect`: longest time for the lookup of
-/// the name, TCP and TLS together.
+/// Reads the configuration of a client: server and credentials. `connect`: longest time for the
+/// lookup of the name, TCP and TLS together.
+///
+/// `kubeconfig`: the file to read. If it is `None`, these sources are tried in order:
+/// * The file that `KUBECONFIG` names. If this variable is not set: the default file.
+/// * The configuration of the pod.
 ///
 /// The retries of kube's client are off, because they would repeat POSTs too. Each caller decides
 /// when a retry is safe.
@@ -67,14 +69,17 @@ pub async fn config(kubeconfig: Option<&Path>, connect: Duration) -> anyhow::Res
 }
 
 /// Creates a client with the configuration `config`. `metrics` counts the client's calls. The
-/// client's connections have deadlines, and are closed when they are idle. kube's own client has no
-/// setting that closes idle connections. `Err`: `config` cannot be used, or has a proxy.
+/// client's connections have deadlines, and are closed when they are idle. `Err`: `config` cannot
+/// be used, or has a proxy.
+///
+/// The client is assembled here, because kube's own client has no setting that closes idle
+/// connections.
 pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     assemble(config, None, metrics)
 }
 
 /// Creates a client as [`through`] does, but this client cannot write. Returns the client (field
-/// 0), and the reads that the API server refuses to this client (field 1).
+/// 0), and the collection to which the client adds each refused read (field 1).
 pub fn read_only(config: Config, metrics: &Metrics) -> anyhow::Result<(Client, RefusedReads)> {
     let refusals = RefusedReads::default();
     Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
@@ -131,8 +136,9 @@ fn assemble(
         .build())
 }
 
-/// Time for TCP in the connect timeout `whole`. The rest remains for TLS. The addresses of a name
-/// share this time, so that one address without an answer leaves time for the next one.
+/// Time for TCP in the connect timeout `whole`. The rest of `whole` is left for the lookup of the
+/// name and for TLS. If a name has several addresses, they share the time for TCP. So an address
+/// without an answer leaves time for the next address.
 fn for_tcp(whole: Duration) -> Duration {
     whole * 3 / 4
 }

@@ -1,5 +1,6 @@
-//! Reads and writes of the `cloud-config` command: ServiceAccounts, RBAC objects and token Secrets
-//! of guest clusters.
+//! Reads and writes of the `cloud-config` command. It writes ServiceAccounts, RBAC objects and
+//! token Secrets of guest clusters. It also reads TokenRotations, VMs, namespaces and Harvester's
+//! address.
 //!
 //! Invariants:
 //! * Objects are created or deleted, but never changed.
@@ -41,8 +42,8 @@ use crate::domain::credentials::guest_account::{
 use crate::domain::credentials::secret_text::SecretText;
 
 /// Deadline of one call, and of the setup of a connection. The value is large, because nothing but
-/// the command waits for a call. If a connection that is set up brings no data, its call fails
-/// earlier, after [`super::SILENCE`].
+/// the command waits for a call. If an established connection brings no data while an answer is
+/// due, the call fails earlier, after [`super::SILENCE`].
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Pause between two tries to list TokenRotations while the API server answers 429.
@@ -376,8 +377,10 @@ fn token(meta: &ObjectMeta) -> TokenSecret {
     }
 }
 
-/// Whether the error has the HTTP status `code`. False for 409. The reason is not compared, because
-/// a cluster without the API group answers in plain text, without a reason.
+/// Whether the API server refused the call with the HTTP status `code`. Always false for 409, which
+/// is a [`CallError::Conflict`]. The code alone is compared, and not `status.reason`: the API
+/// server answers a request for an unknown API group with 404 in plain text, without the reason
+/// `NotFound`.
 fn has_code(error: &CallError, code: u16) -> bool {
     match error {
         CallError::NotFound(_) => code == 404,

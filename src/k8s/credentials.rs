@@ -63,7 +63,7 @@ impl ServerClock {
     }
 }
 
-/// Answer of the API server with an unparsed body. The body is wiped from memory when dropped.
+/// Answer of the API server. Its body is not parsed yet, and is wiped from memory when dropped.
 pub(super) struct RawAnswer {
     method: Method,
     uri: Uri,
@@ -230,9 +230,9 @@ impl CredentialReader {
         Box::pin(api.call_get_opt(name)).await
     }
 
-    /// Content of the Secret `namespace/name`, with the value under `key` (field 0), and the clock
-    /// of the API server (field 1). Field 0 is `None` if the API server answered that the Secret
-    /// does not exist. Any other 404, such as that of a proxy, is an error.
+    /// Reads the Secret `namespace/name`. Field 0: the Secret's content, with the value under
+    /// `key`. Field 1: the clock of the API server. Field 0 is `None` if the API server answered
+    /// that the Secret does not exist. Any other 404, such as that of a proxy, is an error.
     pub async fn secret(
         &self,
         namespace: &str,

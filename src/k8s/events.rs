@@ -3,8 +3,9 @@
 //! one turn only.
 //!
 //! One budget limits all Events together, so that they do not slow the writes of addresses. kube's
-//! `Recorder` has no limit, and client-go's filter has a budget for each pair of source and object:
-//! 25 Events, and then one Event in five minutes.
+//! `Recorder` has no limit. client-go's filter limits only each pair of source and object (25
+//! Events, and then one Event in five minutes), so Events about many objects are not limited
+//! together.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -27,9 +28,9 @@ const LONGEST_NOTE: usize = 1024;
 /// Budget of Events: one Event every half second. After ten seconds without an Event, up to 20
 /// Events are sent without delay.
 const BUDGET: TokenBucket = TokenBucket::new(20, Duration::from_millis(500));
-/// Maximum number of times that one warning is written, the first time included.
+/// Maximum number of tries to write one warning, the first try included.
 const WARNING_TRIES: u32 = 3;
-/// Pause between two writes of the same warning.
+/// Pause between two tries to write the same warning.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Sender of Events. A call of its methods does not wait for the API server.
@@ -53,8 +54,8 @@ impl EventQueue {
 }
 
 impl EventRecorder {
-    /// Starts the task that writes the queued Events to the API server, until the process ends.
-    /// `me`: name of this process in the Events.
+    /// Starts the task that writes the queued Events to the API server. The task runs until the
+    /// process ends. Returns the sender of Events. `me`: name of this process in the Events.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
         let queue = Arc::<EventQueue>::default();
         let reporter = Reporter {
@@ -117,9 +118,9 @@ async fn write(queue: Arc<EventQueue>, recorder: Recorder, metrics: Metrics) {
     }
 }
 
-/// Writes an Event. Some warnings are sent only once in a term, so the write of a warning is
-/// repeated after an error for which [`CallError::may_pass`] is true, up to [`WARNING_TRIES`]
-/// writes in all. If the answer to a write was lost, the repetition may write a second Event.
+/// Writes an Event. A warning has up to [`WARNING_TRIES`] tries, because some warnings are sent
+/// only once in a term. A failed write is tried again only if [`CallError::may_pass`] is true for
+/// the error. If the answer to a write was lost, the next try may write a second Event.
 async fn publish(
     recorder: &Recorder,
     event: &Event,

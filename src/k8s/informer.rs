@@ -35,8 +35,8 @@ pub enum ObjectEvent<K> {
     /// Metadata of an object that was listed, created or changed, but does not fit the type `K`.
     Unreadable(ObjectMeta),
     /// Deletion of an object. Field 0: the object's key. Field 1: the object's metadata at the
-    /// deletion. `None`: the deletion was not observed, but a later list did not contain the
-    /// object.
+    /// deletion. Field 1 is `None` if the watch missed the deletion, and a later list did not
+    /// contain the object.
     Gone(String, Option<ObjectMeta>),
     /// End of a list. Before this event, each known object that the list did not contain was
     /// reported as gone.
@@ -68,15 +68,16 @@ pub fn split_key(key: &str) -> (&str, &str) {
 }
 
 /// Whether the API server refused a list because the cluster does not serve the kind. `status` is
-/// the refusal. Only the code of `status` is compared, because an API server that serves no kind of
-/// the group gives no reason.
+/// the refusal. The code alone decides, and not `status.reason`: if the cluster serves no kind of
+/// the whole API group, the API server answers 404 in plain text, without the reason `NotFound`.
 pub fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
 
 /// Whether the API server refused a list because the cluster does not serve the kind, or because
-/// the operator has no right to list it. `status` is the refusal. The informer itself logs and
-/// counts a missing right at each list, and the kind's view becomes stale in the metrics.
+/// the operator has no right to list the kind. `status` is the refusal. The caller need not report
+/// a missing right: the informer logs and counts it at each list, and the metrics show that the
+/// view is stale.
 pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }

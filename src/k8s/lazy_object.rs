@@ -1,7 +1,8 @@
-//! Objects of which only the metadata has been parsed.
+//! Objects of which only a part of the metadata has been parsed.
 //!
 //! A process also gets watch events for its own writes, and repeated events. The resourceVersion is
-//! enough to recognize such an event, so the rest of its object is dropped unparsed.
+//! enough to recognize such an event. The object of such an event is then dropped, and the rest of
+//! the object is never parsed.
 
 use std::marker::PhantomData;
 

@@ -7,9 +7,10 @@
 //! suspension, because other processes do not wait for a suspended machine.
 //!
 //! The Lease also carries a question of the leader to the other replicas, and the answer of one of
-//! them ([`ReplicaNotes`]). The leader sends the question with a renewal. The answer is a write of
-//! its own, which the other replicas take for a renewal. So if the leader dies just before an
-//! answer, they notice the death up to one Lease duration later.
+//! them ([`ReplicaNotes`]). The leader sends the question with a renewal. The answer is a separate
+//! write to the Lease, and the replicas that wait for the Lease take this write for a renewal. So
+//! if the leader dies just before the write, the write delays the next leader by up to one Lease
+//! duration.
 
 mod release;
 
@@ -48,16 +49,16 @@ pub enum LeadershipState {
     /// * The Lease was read, and no longer names this process.
     /// * The API server's store has gone back to an older state.
     Lost,
-    /// Expired leadership, after several consecutive rounds of the elector have failed: the API
-    /// server does not answer, or answers with errors. Another process may have taken the Lease
-    /// after the expiry.
+    /// Expired leadership, after [`SILENT`] or more consecutive rounds of the elector have failed:
+    /// the API server does not answer, or answers with errors. Another process may have taken the
+    /// Lease after the expiry.
     Silent,
     /// Valid leadership, or leadership that expired a moment ago and that this process tries to
     /// renew.
     Held,
 }
 
-/// Messages between replicas, which are annotations of the Lease.
+/// Messages between replicas. They are stored in annotations of the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaNotes {
     /// Question of the leader to the other replicas. `None`: the leader has no question.
@@ -83,11 +84,10 @@ pub struct Leadership {
     last_round: Mutex<Option<Duration>>,
     /// Messages in the Lease, as this process last read them.
     read: watch::Sender<ReplicaNotes>,
-    /// Messages of this process. The question is written while this process leads. The answer is
-    /// written while this process does not lead.
+    /// Messages of this process, to be written into the Lease. The elector writes the question
+    /// while this process leads, and the answer while this process does not lead.
     said: Mutex<ReplicaNotes>,
-    /// Notified when `said` has a new message, so that the elector writes the message before its
-    /// next renewal is due.
+    /// Notified when `said` changes. The elector then ends its pause and begins the next round.
     news: Notify,
 }
 
@@ -108,7 +108,7 @@ impl Default for Leadership {
 }
 
 impl Leadership {
-    /// Whether this process leads now, so that it may write.
+    /// Whether this process leads now. The process may write only while it leads.
     pub fn is_current(&self) -> bool {
         clock::now() < *lock(&self.until)
     }
@@ -126,8 +126,8 @@ impl Leadership {
     }
 
     /// Returns a receiver of the identity of another controller that holds the Lease. Such a
-    /// controller may write the same objects as this operator's leader. `None`: a replica of this
-    /// operator holds the Lease, or no process does.
+    /// controller may write the same objects as this operator's leader. The identity is `None`
+    /// while a replica of this operator, or no process, holds the Lease.
     pub fn other_controller(&self) -> watch::Receiver<Option<String>> {
         self.other.subscribe()
     }
@@ -145,8 +145,8 @@ impl Leadership {
         self.news.notify_one();
     }
 
-    /// Sets the answer to the leader's question. The answer is written into the Lease once, if this
-    /// process does not lead.
+    /// Sets the answer to the leader's question. The elector writes the answer into the Lease once,
+    /// while the Lease has a question and is held by another replica of this operator.
     pub fn answer(&self, answer: String) {
         lock(&self.said).answer = Some(answer);
         self.news.notify_one();
@@ -366,9 +366,10 @@ impl LeaderElector {
         Ok(())
     }
 
-    /// Annotations that the holder sets on the Lease. The first is the identity of the holder, and
-    /// marks it as a replica of this operator. The second is the duration, in seconds, after which
-    /// another replica of this operator takes the Lease.
+    /// Annotations that the holder sets on the Lease. The first contains the identity of the
+    /// holder, and shows that the holder is a replica of this operator. The second contains a
+    /// number of seconds: if the Lease is not renewed for that time, another replica of this
+    /// operator takes the Lease.
     fn marks(&self) -> [(String, String); 2] {
         [
             (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone()),
@@ -417,7 +418,8 @@ pub fn seen(lease: &Lease) -> LeaseSeen {
     seen
 }
 
-/// Duration of a Lease, from the field with its seconds; zero if the field is absent or negative.
+/// Duration of a Lease. `count`: the number of seconds in the Lease. The result is zero if the
+/// number is absent or negative.
 pub(super) fn seconds(count: Option<i32>) -> Duration {
     Duration::from_secs(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
 }
