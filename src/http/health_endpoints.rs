@@ -1,8 +1,9 @@
 //! Endpoints of a process, in plain HTTP:
 //!
 //! * `/healthz` fails if a restart of the process would help.
-//! * `/readyz` succeeds if the process could take over from a leader that stops. The operator's
-//!   `/readyz` also fails while admission cannot answer, and while the process shuts down.
+//! * `/readyz` succeeds if the process leads, or could lead as soon as the leader stops. The
+//!   operator's `/readyz` also fails while admission cannot answer, and while the process shuts
+//!   down.
 //! * `/metrics` gathers metrics at a limited rate, because the port is open to all. Requests beyond
 //!   this rate get the last result again.
 
@@ -36,15 +37,14 @@ const GATHERINGS: TokenBucket = TokenBucket::new(20, Duration::from_millis(200))
 
 /// Process whose state `/metrics`, `/healthz` and `/readyz` report.
 pub trait Process: Clone + Send + Sync + 'static {
-    /// Metrics of the process. This method first updates the metrics that are computed on each
-    /// request.
+    /// Metrics of the process. Each call first updates the metrics that are computed only when they
+    /// are read, such as whether the process leads.
     fn metrics(&self) -> &Metrics;
 
     /// Leadership: whether the process holds its Lease.
     fn leadership(&self) -> &Leadership;
 
-    /// Checks whether the process is ready. A ready process could lead if the leader stopped, and
-    /// can answer requests for admission if it has admission. `Err`: reason why the process is not
+    /// Checks whether the process is ready, for `/readyz`. `Err`: reason why the process is not
     /// ready.
     fn readiness(&self) -> Result<(), &'static str>;
 }

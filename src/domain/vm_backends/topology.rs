@@ -11,11 +11,11 @@ use super::vm::{Topology, Vm};
 use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 
 /// Merge patch that sets a VM's topology annotations to `node`, the region and zone of the node on
-/// which the VM runs. An annotation is removed if `node` has no value for it. `None` in each of
-/// these cases:
+/// which the VM runs. An annotation is removed if `node` has no value for it. Returns `None` in
+/// each of these cases, and the annotations stay as they are:
 ///
 /// * The annotations are right already.
-/// * `node` has neither region nor zone. So annotations that a user set by hand stay.
+/// * `node` has neither region nor zone. A user may have set the annotations by hand.
 /// * Harvester itself writes the VM's annotations.
 /// * The VM is being deleted.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {

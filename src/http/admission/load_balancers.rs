@@ -1,12 +1,13 @@
 //! Looks up the facts that the admission rules of LoadBalancers need.
 //!
-//! Facts come from the watches' views. Only two pools may be read from the API server, if they are
-//! not in the view yet: the pool that the object names, and the pool of its present address.
+//! Facts come from the watches' views, except two pools: the pool that the object names, and the
+//! pool of its present address. Each of them is read from the API server if the view does not
+//! contain it yet.
 //!
 //! Only these requests cause a scan of all LoadBalancers in the view:
 //! * A guest reports a leased address.
 //! * A new or changed object names a pool.
-//! * An object that has an address from a pool changes its network.
+//! * The network of an object changes, and the object has an address from a pool.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -90,14 +91,20 @@ fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoA
 }
 
 /// Describes the present use of `address`, which the guest of `lb` reports as leased. `None`: the
-/// address is free, or only `lb` uses it. A use on another segment than that of `lb` does not
-/// count, if both segments are known. Exceptions, which count on every segment:
-/// * The address is that of a node.
-/// * A global pool gave out the address, or has it as a gateway.
+/// address has no use that counts. These uses count on every segment:
+/// * A node has the address.
+/// * Another LoadBalancer has the address from a global pool.
+/// * The address is a gateway of a global pool.
 /// * Another LoadBalancer has the address, and its pool or its record is not in the views.
 ///
-/// Reports of other guests do not count: by them, a guest could block other tenants. The text does
-/// not name the owner: by the name, tenants could search for each other's LoadBalancers.
+/// These uses count on the segment of `lb`, or if one of the two segments is not known:
+/// * Another LoadBalancer has the address from a pool.
+/// * The host leases the address for another LoadBalancer.
+/// * The address is a gateway of a pool.
+///
+/// An address that another guest reports does not count, because such a report could block other
+/// tenants. The text does not name the other LoadBalancer, because a tenant could use the text to
+/// find the LoadBalancers of others.
 fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.is_node_address(address) {

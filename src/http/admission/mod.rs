@@ -50,10 +50,12 @@ pub struct RuleSources {
 }
 
 impl RuleSources {
-    /// Whether `user` may write the fields that only a leader writes. True if one of these holds:
-    /// * `user` is this operator. `own`: the operator's username, empty if it is not known.
+    /// Whether `user` may write the fields that only a leader writes. `own`: the username of this
+    /// operator, empty if it is not known. True if one of these holds:
+    /// * `user` is this operator.
     /// * `user` is Harvester's Go controller, and a controller other than this operator holds the
-    ///   Lease. A replica that does not lead learns of a new holder within about 0.4 s.
+    ///   Lease. A standby takes about 0.4 s to see a new holder, and answers by the former holder
+    ///   until then.
     pub fn is_leader(&self, user: &str, own: &str) -> bool {
         (!own.is_empty() && user == own)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

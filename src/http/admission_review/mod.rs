@@ -5,8 +5,8 @@
 //!   why.
 //! * An object is parsed with all the fields that were sent, so that a patch fits the object.
 //! * The size of an object, and its numbers of values and maps, are checked before the object is
-//!   parsed. An object above the limits, which no valid object reaches, is not parsed: mutation
-//!   leaves it unchanged, and validation refuses it.
+//!   parsed. An object above the limits is not parsed: mutation leaves it unchanged, and validation
+//!   refuses it.
 //! * The rules of a LoadBalancer may need a read from the API server. If this read fails,
 //!   validation fails, and mutation changes nothing.
 
@@ -36,15 +36,16 @@ const MOST_REFUSALS: usize = 20;
 /// Maximum size of one object, in MiB. The API server accepts requests of up to 3 MiB, and etcd
 /// stores objects of up to 1.5 MiB.
 const LARGEST_OBJECT_MIB: usize = 3;
-/// Maximum number of values in one object. A full ledger has 40,000 values. The schema allows no
-/// LoadBalancer with more than 40,000 values.
+/// Maximum number of values in one object, with its metadata. A full ledger has 40,000 values. The
+/// spec and the status of a LoadBalancer have at most 40,000 values, by the schema.
 const MOST_VALUES: usize = 100_000;
-/// Maximum number of maps in one object. The schema allows fewer than 5,000 maps.
+/// Maximum number of maps in one object, with its metadata. The schema allows fewer than 5,000 maps
+/// in the spec and the status of an object.
 const MOST_MAPS: usize = 15_000;
 
-/// Paths of the maps that a patch changes field by field. Any other value is replaced as a whole.
-/// Otherwise, a patch could be much longer than the object: a long key that the caller has chosen
-/// would be in the path of every field below this key.
+/// Paths of the maps that a patch changes field by field. A patch replaces any other value as a
+/// whole. If it changed all maps field by field, it could be much longer than the object: a long
+/// key that the caller has chosen would be in the path of every field below this key.
 const PATCHED: [&str; 6] =
     ["", "/metadata", "/metadata/annotations", "/metadata/labels", "/spec", "/status"];
 

@@ -8,8 +8,9 @@
 //! * Private keys are never printed.
 //!
 //! cert-manager is not used, because admission would then depend on a second installation. Helm's
-//! `genSignedCert` is not used, because it makes a new certificate at each rendering and none in
-//! between, and because `config/` is applied without Helm.
+//! `genSignedCert` is not used, because it makes a certificate only when the chart is rendered, and
+//! no new one if the certificate expires before the next rendering. Also, `config/` is applied
+//! without Helm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -57,8 +58,8 @@ pub struct ParsedCertificate {
     pem: String,
     der: CertificateDer<'static>,
     not_after: Duration,
-    /// Value of the only attribute of the subject. `None`: the subject has no attribute, or
-    /// several.
+    /// Value of the only attribute of the subject. `None`: the subject has no attribute or several,
+    /// or the value is not a text.
     name: Option<String>,
     names: BTreeSet<String>,
     key: Vec<u8>,
@@ -107,7 +108,7 @@ impl CertificateError {
 }
 
 impl CertificateMaterial {
-    /// Makes a new authority, and a serving certificate for `names` that this authority signs.
+    /// Makes a new authority. The new authority signs a serving certificate for `names`.
     /// `previous`: authorities that must stay trusted, in PEM.
     pub fn start(
         now: Duration,
@@ -391,8 +392,8 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// Whether the authority `ca` signed the certificate. The check uses the certificate's first name,
-/// and ignores expiry.
+/// Whether the authority `ca` signed the certificate. `false` also if the certificate has no name,
+/// because the verifier needs one. Expiry is not checked.
 fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
     let mut roots = RootCertStore::empty();
     let Some(name) = certificate.names.first() else { return false };

@@ -47,9 +47,10 @@ const MOST_MAPS_OF_OBJECT: usize = 15_000;
 /// object has at most 60,000 values, 100,000 more in its annotations, and 60,000 more in the text
 /// of each of two annotations. The conversion of 1,500,000 values takes less than a second.
 const MOST_VALUES: usize = 1_500_000;
-/// Maximum size of an answer, in bytes: twice the largest request. The request and the answer are
-/// in memory at the same time. The answer for one object stays far below the limit, because an
-/// object grows only by its carried fields, which have at most 256 KiB.
+/// Maximum size of an answer, in bytes: twice the largest request. The size is limited, because the
+/// answer is in memory together with the request. The answer for one object stays far below the
+/// limit, because an object grows only by the annotation that keeps the fields which the desired
+/// version does not have. This annotation has at most 256 KiB.
 const LARGEST_ANSWER: usize = 16 << 20;
 /// Maximum size of a review's UID, in bytes. A UID from the API server has 36 bytes.
 const LONGEST_UID: usize = 256;
@@ -79,7 +80,7 @@ struct ConversionRequest<'a> {
 pub struct ConversionAnswer {
     /// The answer, as JSON.
     pub text: Vec<u8>,
-    /// Verdict that metrics show: `refused` if an object could not be converted, else `allowed`.
+    /// Verdict that metrics show: `allowed` if all objects were converted, else `refused`.
     pub verdict: &'static str,
 }
 
@@ -225,7 +226,8 @@ impl ReviewBudget {
         self.parse(text)
     }
 
-    /// Subtracts the maps of a text, and parses the text. The caller has subtracted its values.
+    /// Subtracts the number of maps in `text` from the budget, and parses `text`. The caller has
+    /// already subtracted the number of values in `text`.
     fn parse(&mut self, text: &RawValue) -> Result<Value, String> {
         self.maps = self.maps.checked_sub(maps(text.get())).ok_or_else(|| {
             format!("has more than {MOST_MAPS_OF_OBJECT} maps: no LoadBalancer needs so many")

@@ -2,7 +2,8 @@
 //! topology annotations and the networks of guest clusters use these facts.
 //!
 //! A cluster may have twenty thousand VMs, and a tenant may write texts of any length. So the facts
-//! contain no more than decisions use, and a name that is too long for an object counts as absent.
+//! contain no more than decisions use. The name of a node or of a network counts as absent if it
+//! has more than [`LONGEST_WORD`] bytes, because no object has so long a name.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -55,7 +56,8 @@ pub struct Vm {
 /// Phase of a VM's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VmPhase {
-    /// The VM does not run yet, or its phase is not known to this version of the operator.
+    /// The VM does not run yet, or `status.phase` has a value that this version of the operator
+    /// does not know.
     #[default]
     Starting,
     /// The VM runs.
@@ -66,8 +68,9 @@ pub enum VmPhase {
     Ended,
 }
 
-/// State of a VM's `Ready` condition, which virt-controller copies from the current pod while the
-/// guest runs. The condition is also false while a guest probe fails, or while the VM is paused.
+/// State of a VM's `Ready` condition. While the guest runs, virt-controller copies the condition
+/// from the current pod. The condition is false while the VM is paused, and while a readiness probe
+/// in the VM's spec fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VmReadiness {
     /// The condition is true.
@@ -94,8 +97,8 @@ pub struct Nic {
 }
 
 /// Region and zone, from the labels of a node or the annotations of a VM. `None`: there is no such
-/// label or annotation. An annotation that is longer than any label's value (63 bytes) is cut to 64
-/// bytes. So the cut text still differs from every label's value.
+/// label or annotation. An annotation is cut to 64 bytes. The value of a label has at most 63
+/// bytes, so a cut annotation never equals a label.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// `topology.kubernetes.io/region`.
@@ -129,13 +132,13 @@ pub struct VmPod {
 /// Largest number of addresses that are kept for one interface. Root in the guest can add any
 /// number of addresses.
 const MOST_ADDRESSES: usize = 16;
-/// Largest number of reported addresses that are looked at in one interface. The others are neither
-/// parsed nor compared, whether the first ones can be used or not.
+/// Largest number of reported addresses that are looked at in one interface, usable or not. All
+/// later addresses are ignored.
 const MOST_REPORTED: usize = 256;
 /// Largest number of interfaces that are read from one VM.
 const MOST_NICS: usize = 32;
-/// Largest number of labels that are read from one VM. This limits the memory of the index of VMs,
-/// where a short label takes more bytes than in the stored object.
+/// Largest number of labels that are read from one VM. The number is limited, because a short label
+/// takes more bytes in the index of VMs than in the stored object.
 const MOST_VM_LABELS: usize = 256;
 
 impl Vm {
@@ -147,10 +150,10 @@ impl Vm {
         without(self) == without(other) && self.nics == other.nics
     }
 
-    /// Pod in which the guest runs: by KubeVirt's rule, the newest of `pods` on the VM's node.
-    /// During a live migration, this is the source pod until the guest has moved, because the
-    /// target pod is on another node. If the VM has no node yet: the newest of all `pods`. `None`:
-    /// there is no such pod. Precondition: `pods` are the pods of this VM.
+    /// Current pod of the VM by KubeVirt's rule: the newest pod on the VM's node, or the newest of
+    /// all if the VM has no node yet. During a live migration, the source pod is the current one
+    /// until the guest has moved, because the target pod is on another node. `None`: there is no
+    /// such pod. Precondition: `pods` are the pods of this VM.
     pub fn current_pod<'a>(&self, pods: &'a [VmPod]) -> Option<&'a VmPod> {
         pods.iter()
             .filter(|pod| self.node.is_empty() || pod.node == self.node)
@@ -189,8 +192,8 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
     }
 }
 
-/// Labels of a VirtualMachineInstance by which LoadBalancers select the VM: at most
-/// `MOST_VM_LABELS`, the first in the order of their keys.
+/// Labels by which LoadBalancers can select the VM. If the VM has more than `MOST_VM_LABELS`
+/// labels, only the first ones in the order of their keys are returned.
 pub fn labels(vmi: &VirtualMachineInstance) -> Cow<'_, Labels> {
     match &vmi.metadata.labels {
         Some(all) if all.len() <= MOST_VM_LABELS => Cow::Borrowed(all),
@@ -273,8 +276,8 @@ fn nics(namespace: &str, networks: &[Network], interfaces: &[Interface]) -> Box<
         .collect()
 }
 
-/// Name of a network as `namespace/name`. A name that is too long for an object gives an empty
-/// text, as the pod network does.
+/// Name of a network as `namespace/name`. `namespace`: used if `network` does not name one. Empty
+/// if `network` has more than [`LONGEST_WORD`] bytes.
 fn qualified(namespace: &str, network: &str) -> Box<str> {
     let Some(network) = within(network, LONGEST_WORD) else { return Box::default() };
     if network.contains('/') { network.into() } else { format!("{namespace}/{network}").into() }
