@@ -2,13 +2,15 @@
 //!
 //! Invariants:
 //! * The turn is the right of a request to be read and processed. One request at a time has the
-//!   turn, until its answer has the place or needs none.
+//!   turn. It keeps the turn while its large answer waits for the place.
 //! * The place is the right of a large answer to be sent. One answer at a time has the place. A
-//!   small answer needs no place, because its connection has memory for one small request or
-//!   answer. So a queue has at most one request and two large answers in memory.
-//! * An answer that has had the place for the time [`LEAVES`] loses its connection when another
-//!   answer waits for the place. So a caller that does not read its answer delays the next caller
-//!   no longer than a caller that does not send its body.
+//!   small answer needs no place, because each connection may hold one small request or answer in
+//!   memory.
+//! * At most one request and two large answers of a queue are in memory: the answer that is being
+//!   sent, and the request that has the turn, with its answer.
+//! * The connection of a large answer is cut if the answer has had the place for the time
+//!   [`LEAVES`] and another answer waits for the place. So a caller that does not read its answer
+//!   delays the next caller no longer than a caller that does not send its body.
 
 use std::pin::pin;
 use std::sync::Mutex;
@@ -24,20 +26,20 @@ use crate::domain::limits::connections::ConnectionSource;
 use crate::locks::lock;
 use crate::turns::{CallerTurn, Turns};
 
-/// Time for a large answer, from its start. If another answer waits for the place after this time,
-/// the connection of the started answer is cut. An answer of 8 MiB takes 0.7 s at 100 Mbit/s.
+/// Minimum time for which a large answer may keep the place. After this time, its connection is cut
+/// if another answer waits for the place. An answer of 8 MiB takes 0.7 s at 100 Mbit/s.
 const LEAVES: Duration = Duration::from_secs(1);
 
 /// Queue of large requests of one kind.
 pub(super) struct LargeQueue {
-    /// Turn to be read and processed.
+    /// The turn, which is the right of a request to be read and processed.
     pub(super) turns: Turns<ConnectionSource>,
     /// The place, which is the right to send a large answer. Only a caller that has the turn takes
     /// the place.
     place: Turns<ConnectionSource>,
     /// Latest answer that has taken the place.
     last: Mutex<StartedAnswer>,
-    /// Time for a large answer while another one waits. It is [`LEAVES`], except in tests.
+    /// Minimum time for which a large answer may keep the place: [`LEAVES`], except in tests.
     leaves: Duration,
 }
 
@@ -73,8 +75,9 @@ impl LargeQueue {
         Self { turns, place, last: Mutex::new(last), leaves }
     }
 
-    /// Returns the bytes of `answer` when they may be sent to `caller`. The bytes of a large answer
-    /// hold the place until they are dropped. Must be called with the turn of the request.
+    /// Returns the bytes of `answer`, for `caller`. If the answer is large, first waits for the
+    /// place, and the returned bytes keep the place until they are dropped. Precondition: the
+    /// request of a large answer has the turn.
     pub(super) async fn start_answer(&self, answer: Vec<u8>, caller: &Caller) -> Bytes {
         if answer.len() <= SMALL {
             // The text is copied, because the memory of `answer` may be larger than its text.

@@ -1,7 +1,7 @@
 //! HTTP servers of the process: plain HTTP for health and metrics, and TLS for the API server.
 //!
-//! Every replica of the operator runs both servers, leader or not. Exceptions: a replica with
-//! `--admission off`, and a lease agent, run only the server for health and metrics.
+//! Every replica of the operator runs both servers, leader or not. With `--admission off`, it runs
+//! only the server for health and metrics. So does a lease agent.
 
 pub mod admission;
 pub mod admission_review;

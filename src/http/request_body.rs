@@ -3,8 +3,8 @@
 //! Invariants:
 //! * Until a request has its turn, at most [`SMALL`] bytes of its body are in memory, and one more
 //!   piece that was in its connection's buffer.
-//! * A turn begins only after more than [`SMALL`] bytes of the body have arrived, so a caller that
-//!   sends nothing takes no turn.
+//! * [`read`] takes a turn only after more than [`SMALL`] bytes of the body have arrived, so a
+//!   caller that sends nothing takes no turn.
 
 use std::time::Duration;
 
@@ -18,8 +18,9 @@ use crate::domain::limits::connections::ConnectionSource;
 use crate::domain::limits::text::{LONGEST_TEXT, cut};
 use crate::turns::{CallerTurn, Turns};
 
-/// Largest body, in bytes, that counts as small. A larger body waits for its turn, and is processed
-/// on another thread. The main thread can renew the Lease during that time.
+/// Largest body of a request or of an answer, in bytes, that counts as small. A request with a
+/// larger body waits for its turn, and is processed on another thread, so that the main thread can
+/// renew the Lease meanwhile.
 pub(super) const SMALL: usize = 32 << 10;
 
 /// Limits of a request's body.
@@ -37,8 +38,8 @@ pub(super) struct BodyLimits {
 /// Complete body of a request.
 pub(super) struct CompleteBody {
     pub(super) bytes: Vec<u8>,
-    /// Turn of the request, which lasts until the answer has the place of its queue or needs none
-    /// ([`super::large_queue`]). `None`: the request has no turn, because its body is small.
+    /// Turn of a large request in its queue ([`super::large_queue`]). `None`: the body is small,
+    /// and was read without a turn.
     pub(super) turn: Option<CallerTurn<ConnectionSource>>,
 }
 
@@ -94,7 +95,7 @@ async fn read_until(
     Ok(None)
 }
 
-/// First 100 characters of a text that a caller chose, for an answer.
+/// First 100 characters of a text that a caller chose. An answer repeats only these.
 pub(super) fn clipped(text: &str) -> String {
     text.chars().take(100).collect()
 }
@@ -105,9 +106,8 @@ pub(super) fn clipped(text: &str) -> String {
 pub(super) struct RequestRefusal(pub(super) StatusCode, pub(super) String);
 
 impl RequestRefusal {
-    /// Refusal of a request with a fault; `why` describes the fault. A parse error may repeat a
-    /// text of the request, and nothing limits the number of refusals in memory. So a long text is
-    /// cut.
+    /// Refusal of a request that has a fault; `why` describes the fault. A long `why` is cut: it
+    /// may repeat a text of the request, and each connection may have a refusal in memory.
     pub(super) fn malformed(why: impl std::fmt::Display) -> Self {
         let why = cut(why.to_string(), LONGEST_TEXT);
         Self(StatusCode::BAD_REQUEST, format!("{why}\n"))

@@ -8,9 +8,9 @@
 //! * The last answer has the header `Connection: close`.
 //! * An idle connection has no time limit. Its caller closes it, because a request could arrive
 //!   while this process closes it.
-//! * This process closes a connection by itself only to make room, because the process ends, or
-//!   because a request arrives too slowly. It first sends a final answer: 503 with `Retry-After`.
-//!   The final answer is also the answer to each of these requests:
+//! * If this process closes a connection to make room, because the process ends, or because a
+//!   request arrives too slowly, it first sends a final answer: 503 with `Retry-After`. The final
+//!   answer is also the answer to each of these requests:
 //!   * a request whose head is not complete yet;
 //!   * a request whose body arrives too slowly;
 //!   * if the connection must make room: any request whose own answer has not begun.
@@ -19,8 +19,9 @@
 //!   that the caller has not read yet. Only `LINGERING` connections at a time can stay open. A
 //!   further one is closed at once, and a reset may destroy its last answer.
 //!
-//! HTTP/2 has GOAWAY for this, but cannot be used, because the API server's client for webhooks
-//! requests HTTP/1.1 only (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
+//! HTTP/2 can end a connection without loss (GOAWAY). But it cannot be used, because the API
+//! server's client for webhooks requests HTTP/1.1 only (`NextProtos` in
+//! k8s.io/apiserver/pkg/util/webhook).
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -51,30 +52,31 @@ use crate::domain::limits::connections::ConnectionPhase;
 const BUFFER: usize = 16 * 1024;
 /// Time limit for a request's head, from its first byte to its last.
 const HEAD: Duration = Duration::from_secs(8);
-/// Time limit for an idle connection: none. The caller closes the connection (Go's client after 90
-/// s, `IdleConnTimeout`). Or this process closes it, to make room for another connection or because
-/// the process ends.
+/// Time limit for an idle connection: a year, which stands for no limit. The caller closes an idle
+/// connection (Go's client after 90 s, `IdleConnTimeout`). This process closes it only to make room
+/// or because the process ends.
 const FOREVER: Duration = Duration::from_hours(24 * 365);
 /// Time limit for a request's body, from the end of the head. The same limit applies to the answer,
 /// from the end of the body. The handlers have shorter deadlines.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
-/// Time for which a connection without a request stays open although the server ends, from the end
-/// of the handshake. The caller may stall before its first request, and does not repeat a request
-/// that it could not write to an unused connection (`shouldRetryRequest` in Go's net/http).
+/// Minimum time, from the end of the handshake, that the caller has for its first request even if
+/// the server ends. The caller may stall before this request. If the connection is closed during
+/// the stall, Go's client does not repeat the request (`shouldRetryRequest` in net/http).
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for the end of a connection: for sending `FAREWELL` or `OVERLOADED`, and for ending
 /// the sending half. Also the time limit for the rest of an answer that is being sent when its
 /// connection must make room.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time limit for reading data that the caller sent before it read the last answer of the
-/// connection. A busy machine may stall, but for less time than this limit.
+/// connection. The limit leaves time to a caller whose machine is busy and stalls.
 const LINGER: Duration = Duration::from_secs(8);
 /// Maximum number of bytes that are read after the last answer of the connection.
 const LINGER_BYTES: usize = 4 << 20;
-/// Answer with status 503 that ends a connection without a complete request. If the caller has just
-/// sent a request, this is the answer to that request, and the caller sends the request again.
+/// Answer with status 503 that ends a connection before its next request has arrived completely. If
+/// the caller has begun to send that request, this is the answer to it, and the caller sends the
+/// request again.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
 /// Answer with status 503, for lack of room, to a request whose head has arrived. The caller must
@@ -100,8 +102,9 @@ enum ConversationEnd {
     /// The connection must make room for another one, and no answer to its request has begun. The
     /// caller gets the answer `OVERLOADED`.
     Unanswered,
-    /// The answer to a request was late, or the caller did not read this answer in time, or
-    /// [`Caller::cut`] was cancelled. The connection is closed without the answer `FAREWELL`.
+    /// The answer to a request was late, or the caller did not read this answer in time, or another
+    /// large answer waits for the place of this one ([`Caller::cut`]). The connection is closed at
+    /// once, without `FAREWELL` or `OVERLOADED`.
     Cut,
 }
 

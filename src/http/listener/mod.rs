@@ -38,14 +38,13 @@ use crate::metrics::Metrics;
 use crate::turns::Turns;
 use connection::Conversation;
 
-/// Time limit for each half of the TLS handshake. The limit is longer than a busy machine on either
-/// side stalls. The first half includes the wait for the connection's turn. The second half has a
-/// limit of its own: a caller that has read the server's part of the handshake considers the
-/// handshake complete and sends its request, which would be lost if a slow first half had left too
-/// little time.
+/// Time limit for each half of the TLS handshake. The limit is long, because a busy machine on
+/// either side may stall. The first half includes the wait for the connection's turn. The second
+/// half has its full time even if the first one was slow: the caller may already have sent its
+/// request, which would be lost with the connection.
 const HANDSHAKE: Duration = Duration::from_secs(8);
-/// Time limit for requests under way when the listener ends. This limit is longer than the time
-/// that a new connection has for its first request.
+/// Time limit for connections after the server has begun to end. The limit is longer than
+/// `connection::FRESH`, the time that a caller has for its first request.
 const WIND_DOWN: Duration = Duration::from_secs(6);
 /// Time to wait for further connections when the process ends. After this time without a new
 /// connection, the listener is closed.
@@ -65,7 +64,8 @@ pub struct Caller {
     pub source: ConnectionSource,
     /// Whether the caller has shown a certificate that the TLS settings accept.
     pub is_known: bool,
-    /// Cancelled when the connection must be closed at once, even while an answer is being sent.
+    /// Token that closes the connection at once, even while an answer is being sent. The queue of
+    /// large requests cancels it when another large answer waits.
     pub cut: CancellationToken,
 }
 
@@ -75,9 +75,9 @@ pub struct ServerShutdown {
     /// Cancelled first. Every answer from then on is the last of its connection. New connections
     /// are still accepted, because routes to this process may not have changed yet.
     pub soon: CancellationToken,
-    /// Cancelled second. No new connections are accepted from then on, except connections that the
-    /// kernel has accepted already. Idle connections are closed, and requests under way are
-    /// finished.
+    /// Cancelled second. The server then takes only the connections that already wait in the
+    /// kernel, and closes its listener. It finishes requests under way, and closes idle
+    /// connections. A new connection still has some time for its first request.
     pub now: CancellationToken,
 }
 
@@ -114,7 +114,8 @@ struct ListenerState {
 }
 
 impl Server {
-    /// Serves until the shutdown, then until the last connection ends or `WIND_DOWN` has passed.
+    /// Serves connections until [`ServerShutdown::now`] is cancelled. Then waits until the last
+    /// connection has ended, for `WIND_DOWN` at most.
     pub async fn serve(self, listener: TcpListener) {
         let ending = self.ending.clone();
         let shared = Arc::new(ListenerState {
@@ -223,8 +224,9 @@ impl ListenerState {
         Conversation { seat, caller: Caller { is_known, ..caller }, gone }.hold(stream).await;
     }
 
-    /// Performs the TLS handshake. Connections take turns for the expensive part of the handshake,
-    /// and the thread polls all other tasks between two turns.
+    /// Performs the TLS handshake. The expensive part of the handshake runs for one connection at a
+    /// time, and sources take turns. Between two turns, the main thread of this process polls all
+    /// other tasks, so that many handshakes do not block them.
     async fn greet(
         &self,
         stream: TcpStream,

@@ -17,7 +17,7 @@ use crate::domain::limits::connections::ConnectionPhase;
 pub(super) struct RequestProgress {
     /// Whether data has arrived from the caller since the last answer.
     has_heard: AtomicBool,
-    /// Whether a request is being answered.
+    /// Whether the head of a request has arrived and its answer has not begun.
     is_asked: AtomicBool,
     /// Whether the request's body is complete.
     is_whole: AtomicBool,
@@ -44,7 +44,8 @@ impl RequestProgress {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Records a request. `is_whole`: whether the request is complete, because it has no body.
+    /// Records a request whose head has arrived. `is_whole`: whether the request has no body, so
+    /// that nothing more arrives.
     pub(super) fn asked(&self, is_whole: bool) {
         self.is_whole.store(is_whole, Ordering::Relaxed);
         self.is_asked.store(true, Ordering::Relaxed);

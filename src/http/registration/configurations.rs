@@ -29,13 +29,14 @@ use crate::k8s::CallError;
 /// First pause and longest pause between two repairs of a configuration that another client keeps
 /// changing.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Longest time for which the next repair of a configuration still counts as consecutive. After a
-/// longer time without a repair, the count of consecutive repairs starts again at one.
+/// Longest time between two consecutive repairs of a configuration. After a longer time without a
+/// repair, the count of consecutive repairs starts again at one.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Configurations that were written, and their repairs after changes by other clients.
+/// State of the registration in the configurations: what this replica has written, repaired and
+/// logged, and whether it has found admission's Service ready.
 #[derive(Default)]
 pub(super) struct Repairs {
     /// Map from a configuration to the desired content that this replica last wrote to the
@@ -54,7 +55,8 @@ pub(super) struct Repairs {
 
 impl Registrar {
     /// Writes the configurations that differ from their desired content. Returns the pause until
-    /// the next round. `Err`: the round ended early.
+    /// the next round. `Err` with [`RoundStop::Again`]: the configurations were written, or an
+    /// object has changed, so the round starts again.
     pub(super) async fn register(&self, state: &mut RegistrarState) -> Result<Duration, RoundStop> {
         if !state.owner_was_asked {
             state.owner = self.find_owner().await?;
@@ -167,7 +169,7 @@ impl Registrar {
 
     /// Whether admission's Service has a ready endpoint, or had one at an earlier check. Always
     /// true if the API server reaches admission by a URL. If a Service without a ready endpoint
-    /// were registered, every request would fail.
+    /// were registered, the API server would refuse every write that admission checks.
     async fn is_reachable(&self, state: &mut RegistrarState) -> Result<bool, RoundStop> {
         let AdmissionEndpoint::Service(namespace, name) = &self.endpoint else { return Ok(true) };
         if !state.repairs.reachable {

@@ -1,13 +1,14 @@
-//! Keeps admission's registration current: the Secret with its certificates, the certificate that
+//! Keeps three things of admission current: the Secret with the certificates, the certificate that
 //! this replica serves, and the configurations by which the API server calls this operator.
 //! Decisions are in [`crate::domain::admission::certificates`] and
 //! [`crate::domain::admission::webhook_configuration`].
 //!
 //! Invariants:
-//! * every replica does this work. A write is refused if another replica wrote the object first;
-//! * a configuration is written only after a new read of the Secret, so that no replica replaces a
-//!   newer bundle with an older one;
-//! * the served certificate stays in memory, whatever happens to the Secret.
+//! * Every replica does this work. The API server refuses a write if another replica wrote the
+//!   object first.
+//! * A configuration is written only after a new read of the Secret, so that no replica replaces a
+//!   newer bundle with an older one.
+//! * The served certificate stays in memory, whatever happens to the Secret.
 
 mod configurations;
 

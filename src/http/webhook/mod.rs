@@ -5,10 +5,10 @@
 //!   request contains a sentence that says why.
 //! * Each connection has memory for one small request or answer, so small requests do not wait for
 //!   large ones. Small reviews are processed one at a time, and so are small conversions. Sources
-//!   take turns, and the thread does other work between two requests.
-//! * The parsed objects of a small review are in memory only while the thread works on the review,
-//!   or while the review has one of the [`READERS`] places, because it needs a read from the API
-//!   server.
+//!   take turns, and the main thread does other work between two requests.
+//! * A small review that needs a read from the API server takes one of [`READERS`] places. The
+//!   parsed objects of a small review are in memory only while the review has such a place, or
+//!   while the main thread works on the review.
 //! * Large reviews are read and answered one at a time, and so are large conversions
 //!   ([`LargeQueue`]). Sources take turns. So the total memory of large requests is bounded, and a
 //!   large request delays only other large requests.
@@ -57,13 +57,13 @@ const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
 /// Limits of a review:
 /// * `most`: a review may contain two copies of an object, the new one and the stored one. The API
 ///   server limits each copy to 3 MiB.
-/// * `ends`: with two slow sources, the review of an API server waits for up to three turns (the
-///   present one, and one more of each source), and must still end before [`REVIEW_DEADLINE`]. So
-///   one second is the most. Half a second would be too short, because a machine may stall, and 8
-///   MiB take 0.7 s at 100 Mbit/s.
+/// * `ends`: if two sources send slowly, an API server's review waits for up to three of their
+///   turns: the present one, and one more of each source. Three turns of one second leave time for
+///   the review before [`REVIEW_DEADLINE`]. Half a second would be too short, because a machine may
+///   stall, and 8 MiB take 0.7 s at 100 Mbit/s.
 const REVIEW_LIMITS: BodyLimits =
     BodyLimits { most: 8 << 20, begins: Duration::from_secs(3), ends: Duration::from_secs(1) };
-/// Limits of a conversion. The API server sends one object of at most 3 MiB in a review.
+/// Limits of a conversion. The API server sends one object of at most 3 MiB in a request.
 const CONVERSION_LIMITS: BodyLimits =
     BodyLimits { begins: Duration::from_secs(8), ..REVIEW_LIMITS };
 
@@ -72,8 +72,9 @@ const CONVERSION_LIMITS: BodyLimits =
 /// review, the deadline is [`CALL_DEADLINE`], which is longer than [`REVIEW_DEADLINE`]. So a late
 /// read there leads to the answer 503, after which the API server tries again.
 const LARGE_READS: Duration = Duration::from_secs(1);
-/// Maximum number of small reviews that read from the API server at the same time. The parsed
-/// objects of a small review may take a hundred times the memory of their text, about 4 MiB.
+/// Maximum number of small reviews that read from the API server at the same time. The limit bounds
+/// memory: the parsed objects of one small review may take about 3 MiB, a hundred times the memory
+/// of their text.
 const READERS: usize = 8;
 
 /// Webhooks, and the data from which they answer.
