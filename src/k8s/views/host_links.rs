@@ -45,10 +45,10 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<HostNetworkConfig>)
 }
 
 impl Views {
-    /// Enqueues all vm LoadBalancers, if `is_news` and [`Self::endpoints_synced`] are both true. As
-    /// soon as [`Self::endpoints_synced`] becomes true, the leader reconciles all vm LoadBalancers
-    /// in any case. `is_news`: whether the nodes' VLAN links have changed, or announcers may run on
-    /// other nodes than before.
+    /// Enqueues all vm LoadBalancers if `is_news` is true. `is_news`: whether the nodes' VLAN links
+    /// have changed, or announcers may run on other nodes than before. Has no effect before
+    /// [`Self::endpoints_synced`] is true, because the leader enqueues all vm LoadBalancers at that
+    /// moment.
     pub(super) fn enqueue_vm_lbs_if(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             self.enqueue_lbs_that(listeners::is_vm);

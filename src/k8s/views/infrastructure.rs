@@ -1,5 +1,5 @@
-//! The view of the addresses that the cluster itself uses: addresses of nodes, pod networks,
-//! Services and ServiceCIDRs, and Harvester's management address.
+//! The view of the addresses that the cluster itself uses: the addresses of nodes and Services, the
+//! networks of pods and Services, and Harvester's management address.
 //!
 //! This module watches Services, ServiceCIDRs and the management address. The addresses of nodes
 //! and the pod networks come from the watch of nodes in [`super::vms`].
@@ -31,16 +31,16 @@ impl Views {
         lock(&self.index.infrastructure).is_node(address)
     }
 
-    /// Addresses that pools hold back, as a map. Key: a network, which is a /32 or /128 for a
-    /// single address. Value: an object that reserves the network. Pools on a tagged VLAN do not
-    /// hold back the networks of pods and Services.
+    /// Networks whose addresses pools hold back, each with an object that reserves the network. A
+    /// single address is a /32 or /128 network. The map also contains the networks of pods and
+    /// Services. Pools on a tagged VLAN do not hold back these networks.
     pub fn held_back(&self) -> HeldBack {
         lock(&self.index.infrastructure).held_back()
     }
 
-    /// Replaces the networks that `object` reserves. If this adds or removes networks, enqueues the
-    /// LoadBalancers that depend on these networks, and reports [`ChangeEvent::Networks`] if pools
-    /// hold back the networks of `object`.
+    /// Replaces the networks that `object` reserves. Has no other effect if no network is added or
+    /// removed. Enqueues the LoadBalancers that depend on the added and removed networks. Reports
+    /// [`ChangeEvent::Networks`] if pools hold back the networks of `object`.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = lock(&self.index.infrastructure).set(object, networks);
         if changed.is_empty() {
@@ -53,8 +53,8 @@ impl Views {
         }
     }
 
-    /// Names of the objects of one kind, among the objects that reserve addresses. `name` selects
-    /// the kind: it returns the name of an object of this kind, and `None` for any other object.
+    /// Names of the objects that reserve addresses and that `name` selects. `name` returns the name
+    /// of a selected object, and `None` for any other object.
     fn reserving(&self, name: impl Fn(&Reserved) -> Option<String>) -> HashSet<String> {
         let infrastructure = lock(&self.index.infrastructure);
         infrastructure.entries().filter_map(|(object, _)| name(object)).collect()
@@ -100,9 +100,11 @@ pub(super) async fn watch_services(at: InformerContext) {
     informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
-/// Networks that a Service reserves: its cluster addresses (`ClusterIp`), and the addresses in its
-/// status (`OwnIngress` if a LoadBalancer owns the Service, otherwise `Ingress`). The list of the
-/// kind that does not apply is empty.
+/// Networks that a Service reserves, as a list for each kind of reservation:
+/// * `ClusterIp`: the Service's cluster addresses.
+/// * `Ingress`: the addresses in the Service's status. Empty if a LoadBalancer owns the Service.
+/// * `OwnIngress`: the addresses in the Service's status. Empty if no LoadBalancer owns the
+///   Service.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     let name = key(service.meta());
     let ingress = service.status.load_balancer.ingress.iter().flatten();
@@ -169,8 +171,8 @@ pub(super) async fn watch_management(at: InformerContext, namespace: String) {
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Networks with one address each, made from the addresses in `texts`. Any other text, such as the
-/// cluster IP `None`, is skipped.
+/// Networks with one address each, made from the addresses in `texts`. Skips a text that is no
+/// address, such as the text "None" in a Service's `clusterIPs`.
 pub(super) fn single<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<IpNet> {
     let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
     texts.into_iter().filter_map(address).collect()

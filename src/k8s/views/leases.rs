@@ -52,16 +52,18 @@ pub(super) struct AgentIndex(HashMap<String, ObservedAgent>);
 pub struct AgentNetwork {
     /// `namespace/name` of the network.
     pub name: String,
-    /// Whether the network must have an agent, and whether the operator creates it or another party
-    /// does, such as the chart. Or the reason why the operator creates no agent.
+    /// Agent that the network must have: none, the operator's, or another party's, such as the
+    /// chart's. For a network with a fault in its annotations: the reason why the operator creates
+    /// no agent.
     pub agent: dhcp_lease::WantedAgent,
     /// DHCP settings of the network, from its annotations, from its label for the cluster network,
     /// and from its CNI configuration.
     pub declaration: DhcpDeclaration,
-    /// State of the agent in the network's annotation. Empty: there is no such annotation.
+    /// State of the network's agent, from the annotation [`crate::api::ANNOTATION_DHCP_STATUS`].
+    /// Empty: the network does not have this annotation.
     pub status: String,
-    /// Whether the operator may write the network's annotations: only in the namespaces of the
-    /// chart's value `leaseAgent.namespaces`.
+    /// Whether the operator may write the network's annotations. True if the chart's value
+    /// `leaseAgent.namespaces` lists the network's namespace.
     pub may_declare: bool,
     /// Reference to the network, with its resourceVersion.
     pub reference: ObjectReference,
@@ -70,13 +72,14 @@ pub struct AgentNetwork {
 impl Views {
     /// Whether the first lists are complete for all kinds that leased addresses depend on. A kind
     /// that the cluster does not serve counts as listed. DHCPLeases and Leases also count as listed
-    /// if the right to list them is missing.
+    /// if the operator has no right to list them.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
     }
 
-    /// Whether [`Self::leasing_synced`] is true, and VMs were listed too if they determine the
-    /// network of this LoadBalancer. VMs count as listed if the cluster does not serve them.
+    /// Whether all kinds were listed that a leased address of this LoadBalancer depends on: those
+    /// of [`Self::leasing_synced`], and VMs if they determine the LoadBalancer's network. VMs count
+    /// as listed if the cluster does not serve them.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
         let vms = || self.is_listed(ViewPart::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
@@ -95,8 +98,8 @@ impl Views {
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Fault in an annotation of a network that is declared for DHCP. No new address is leased on a
-    /// network with a fault. `None`: there is no fault.
+    /// Reason why no new lease starts on a declared network: one of its annotations is not valid.
+    /// `None`: no annotation prevents new leases.
     pub fn network_fault(&self, network: &str) -> Option<String> {
         let networks = lock(&self.index.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
@@ -109,9 +112,9 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of another record (DHCPLease) with the same network as the record `of`, and
-    /// with the same hardware address or client identifier. `None`: there is no such record. A DHCP
-    /// server would treat the clients of both records as one client.
+    /// `namespace/name` of another record (DHCPLease) whose client a DHCP server would treat as the
+    /// client of the record `of`. Both are on the same network, and have the same hardware address
+    /// or the same client identifier. `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -120,9 +123,10 @@ impl Views {
         self.records.find(same).map(|record| key(record.meta()))
     }
 
-    /// All networks for which an annotation or an option of the operator asks for an agent, even if
-    /// the operator does not create this agent. Also all networks that have an annotation with the
-    /// state of an agent.
+    /// Networks in the view that meet one of these conditions:
+    /// * An annotation or an option of the operator asks for an agent. The operator need not be the
+    ///   party that creates it.
+    /// * An annotation contains the state of an agent.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
         let networks = lock(&self.index.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
@@ -147,8 +151,8 @@ impl Views {
         agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
     }
 
-    /// Whether any node has the label with the key `label`, which marks the nodes on a cluster
-    /// network.
+    /// Whether any node has the label with the key `label` and the value `true`. Such a label marks
+    /// the nodes on a cluster network.
     pub fn has_node(&self, label: &str) -> bool {
         lock(&self.index.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
@@ -172,9 +176,10 @@ impl Views {
         lock(&self.index.cluster).clone()
     }
 
-    /// Network on which an address would be leased for the LoadBalancer: its own network, or the
-    /// default network for a vm LoadBalancer without one. Empty: there is no such network. Does not
-    /// check whether the LoadBalancer wants a lease, or whether the network is declared.
+    /// Network on which an address would be leased for the LoadBalancer: the network that its
+    /// annotations or its guest cluster's VMs determine. A vm LoadBalancer without such a network
+    /// gets the default network. Empty: there is no network. Does not check whether the
+    /// LoadBalancer wants a lease, or whether the network is declared.
     pub fn leasing_network(&self, lb: &LoadBalancer) -> String {
         self.dhcp.of(lb, &self.around(lb))
     }
@@ -234,9 +239,11 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers on the network of the agent with the Lease `name`, after the
-    /// agent was replaced, has ended, or was absent. A LoadBalancer that was reconciled in the
-    /// absence must be reconciled again. The leader's check, once a second, misses a short absence.
+    /// Enqueues the LoadBalancers on the network of the agent with the Lease `name`. The caller has
+    /// observed that the agent was replaced, has ended, or serves the network again. A LoadBalancer
+    /// that was reconciled while no agent served the network must be reconciled again.
+    /// `controllers::dhcp_lease::agents` checks the agents only once a second, so it misses a
+    /// shorter interruption.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -300,9 +307,12 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
 }
 
 impl AgentIndex {
-    /// Stores the content of the agent's Lease `name`. Returns whether the Lease has another holder
-    /// than before, or the holder serves the network again after an absence. `now`: time when the
-    /// content was observed. `utc`: the same time as a date.
+    /// Stores the content of the agent's Lease `name`. Returns `true` in these cases:
+    /// * The Lease has another holder than before.
+    /// * The holder serves the network again after an absence.
+    ///
+    /// `now` and `utc` are the time when the content was observed, by the monotonic clock and by
+    /// the system clock.
     fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
         let since = match self.0.get(name) {
             Some(known) if known.holding == holding => return false,

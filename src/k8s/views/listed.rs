@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{ENDPOINTS, ViewPart, Views};
 
-/// Interval between two checks whether each list is complete or refused.
+/// Interval at which [`Views::listed_within_reach`] checks again which parts were not listed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// All parts of the views. Field 0: the part. Fields 1 and 2: verb and resource of the read that
@@ -47,9 +47,10 @@ impl Views {
         self.wait_for(ENDPOINTS).await;
     }
 
-    /// Waits until every kind within reach was listed at least once, but at most for the time
-    /// `patience`. Returns the resources that were not listed in time. `is_out_of_reach`: whether
-    /// the read with this verb and this resource can never succeed.
+    /// Waits until the parts of the views were listed, but at most for the time `patience`. Returns
+    /// the resources of the parts that were not listed in time. Leaves out a part whose read can
+    /// never succeed. `is_out_of_reach`: whether the read of a resource (second argument) by a verb
+    /// (first argument) can never succeed.
     pub async fn listed_within_reach(
         &self,
         patience: Duration,

@@ -132,9 +132,9 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// Known LoadBalancer with the name in `meta` and another UID: it was deleted before the
-/// LoadBalancer of `meta` was created. A list does not report this deletion, because the list
-/// contains the name. `None`: no such LoadBalancer is known.
+/// Deleted LoadBalancer whose name the LoadBalancer of `meta` has now: a known one with the same
+/// name and another UID. A list does not report the deletion, because the list contains the name.
+/// `None`: no such LoadBalancer is known.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Owner> {
     let name = key(meta);
     let uid = known_uid(views, &name).filter(|uid| Some(uid) != meta.uid.as_ref())?;

@@ -115,7 +115,7 @@ const LEASING: u32 = infrastructure::INFRASTRUCTURE
 pub struct Views {
     /// All LoadBalancers that can be read, without the fields that decisions do not use.
     pub load_balancers: Store<LoadBalancer>,
-    /// All DHCPLeases: the records of leased addresses.
+    /// All DHCPLeases that can be read: the records of leased addresses.
     pub records: Store<DHCPLease>,
     /// Services of vm LoadBalancers, by the LoadBalancer that they serve.
     pub services: OwnedObjects<StoredService>,
@@ -142,8 +142,9 @@ struct ViewIndexes {
     /// Whether the list of VirtualMachineInstances was refused because the cluster does not serve
     /// them.
     no_vms: AtomicBool,
-    /// Whether the last refused list of VirtualMachineInstances was refused because the operator's
-    /// role has no right to list them. The value does not matter after the first complete list.
+    /// Whether the operator has no right to list VirtualMachineInstances, as the last refusal of
+    /// this list said. A refusal before [`Views::is_synced`] is true does not count. The value does
+    /// not matter after the first complete list.
     vms_forbidden: AtomicBool,
     nodes: Mutex<HashMap<String, vms::KnownNode>>,
     /// Addresses that the cluster itself uses.
@@ -153,8 +154,9 @@ struct ViewIndexes {
     /// VLAN links of nodes, from HostNetworkConfigs.
     host_links: Mutex<HostLinks>,
     pools: Mutex<pools::PoolIndex>,
-    /// LoadBalancers whose VMs have changed since the last [`Views::take_touched`]. The value is
-    /// the time since when the LoadBalancer's EndpointSlices may be out of date.
+    /// LoadBalancers whose EndpointSlices may be out of date. The value of an entry is the time
+    /// since when this is so. A change of a selected VM, or of facts about this VM's addresses,
+    /// adds an entry. [`Views::take_touched`] removes the entry.
     touched: Mutex<HashMap<LbKey, Instant>>,
     /// UIDs of all existing LoadBalancers, each with the differences between the stored
     /// LoadBalancer and the view's copy.
@@ -175,11 +177,11 @@ struct InformerContext {
 
 impl InformerContext {
     /// Records that the first list of `part` is complete. A later call for the same part has no
-    /// effect. Enqueues these LoadBalancers:
-    /// * if decisions about leased addresses depend on `part`, or `part` is the VMs: those that may
-    ///   have a leased address;
-    /// * if `part` is the VMs: also those that take an address from a pool, and whose network the
-    ///   VMs determine.
+    /// effect. Enqueues the LoadBalancers whose decisions may have waited for the list:
+    /// * LoadBalancers that may have a leased address, if `part` is in [`LEASING`] or is
+    ///   [`ViewPart::Vms`].
+    /// * LoadBalancers that take an address from a pool and whose network the VMs determine, if
+    ///   `part` is [`ViewPart::Vms`].
     fn done(&self, part: ViewPart) {
         let is_news = self.views.synced.send_if_modified(|parts| {
             let before = *parts;
@@ -284,9 +286,10 @@ impl Views {
         lock(&self.index.projects).get(namespace).cloned().unwrap_or_default()
     }
 
-    /// Facts from other objects that a LoadBalancer's address depends on: the project of its
-    /// namespace; the network of its guest cluster's VMs, if the LoadBalancer itself names no
-    /// network; and the addresses of its Service.
+    /// Facts from other objects that a LoadBalancer's address depends on:
+    /// * the project of its namespace
+    /// * the network of its guest cluster's VMs, unless the LoadBalancer itself names a network
+    /// * the addresses of its Service
     pub fn around(&self, lb: &LoadBalancer) -> LbSurroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm_network = facts::asks_vms_for_network(lb).and_then(|cluster| {
@@ -297,8 +300,9 @@ impl Views {
     }
 
     /// Addresses of the Service that the LoadBalancer owns. [`AnnouncedAddresses::Unknown`]: the
-    /// LoadBalancer is of type vm, and Services were not listed yet. A guest load balancer does not
-    /// wait for this list, because it owns a Service only if its type was vm before.
+    /// LoadBalancer is of type vm, and Services were not listed yet. For a guest load balancer, the
+    /// result is always what the view has at present. Such a LoadBalancer owns a Service only if
+    /// its type was vm before.
     pub fn service_addresses(&self, lb: &LoadBalancer) -> AnnouncedAddresses {
         if !facts::is_guest(lb) && !self.is_listed(ViewPart::Services) {
             return AnnouncedAddresses::Unknown;
@@ -398,8 +402,7 @@ impl Views {
     }
 
     /// Returns the time since when the EndpointSlices of the LoadBalancer `lb`, a `namespace/name`,
-    /// may be out of date, and removes this time from the index. `None`: no VM of the LoadBalancer
-    /// has changed since the last call.
+    /// may be out of date, and removes this time from the index. `None`: no time is recorded.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.index.touched).remove(lb)
     }

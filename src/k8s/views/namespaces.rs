@@ -21,8 +21,8 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 /// Applies an event of a namespace to the view. Enqueues the LoadBalancers in the namespace if the
-/// namespace is new, has moved to another project, or is missing in a list. Other pools may serve
-/// these LoadBalancers then.
+/// namespace is new, has moved to another project, or was found missing by a list. Other pools may
+/// serve these LoadBalancers after such a change.
 pub(super) fn apply(at: &InformerContext, event: ObjectEvent<NamespaceMetadata>) {
     let views = &at.views;
     match event {
@@ -61,8 +61,8 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers of a namespace, because the namespace is new, has moved to
-    /// another project or is gone. Other pools may serve these LoadBalancers now.
+    /// Enqueues the LoadBalancers of a namespace. Other pools may serve them after a change of the
+    /// namespace's project in the view.
     fn enqueue_lbs_in_namespace(&self, namespace: &str) {
         self.enqueue_lbs_that(|lb| lb.namespace().as_deref() == Some(namespace));
     }

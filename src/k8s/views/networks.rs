@@ -41,8 +41,8 @@ struct BridgePlugin {
     vlan_trunk: Vec<serde::de::IgnoredAny>,
 }
 
-/// Fields of the annotation [`ANNOTATION_ROUTE`] with the subnet and the router of a network. A
-/// field has a value only if a user entered the value or Harvester detected it.
+/// Fields of the annotation [`ANNOTATION_ROUTE`]. The subnet (`cidr`) and the router (`gateway`)
+/// have a value only if a user entered the value or Harvester detected it.
 #[derive(Deserialize)]
 struct NetworkRoute {
     #[serde(default)]
@@ -136,7 +136,7 @@ impl Views {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NetworkFacts {
     /// Bridge and VLAN by which nodes reach the network. `None`: the network uses no bridge of the
-    /// node.
+    /// nodes.
     pub(super) attachment: Option<NetworkAttachment>,
     /// VLAN of the network; 0 for no VLAN. The value is from Harvester's label. If there is no such
     /// label, the value is from the network's configuration.
@@ -146,7 +146,8 @@ pub(super) struct NetworkFacts {
     /// DHCP settings of the network, from its annotations, from its label for the cluster network,
     /// and from its CNI configuration.
     pub(super) declaration: DhcpDeclaration,
-    /// State of the agent in the network's annotation. Empty: there is no such annotation.
+    /// State of the network's agent, from the annotation [`ANNOTATION_DHCP_STATUS`]. Empty: the
+    /// network does not have this annotation.
     pub(super) status: String,
     /// Reference to the network with its resourceVersion, for Events and writes.
     pub(super) reference: Box<ObjectReference>,
@@ -200,8 +201,9 @@ fn form(plugin: &BridgePlugin) -> NetworkForm {
     }
 }
 
-/// Bridge and VLAN of a network. `None`: the network uses no bridge of the node. Also `None` if the
-/// name of the bridge is empty, or longer than [`LONGEST_WORD`] bytes: no bridge has such a name.
+/// Bridge and VLAN of a network. `None`: the network uses no bridge of the nodes. Also `None` if
+/// the name of the bridge is empty, or longer than [`LONGEST_WORD`] bytes: no bridge has such a
+/// name.
 fn attachment(plugin: &BridgePlugin) -> Option<NetworkAttachment> {
     let BridgePlugin { type_, bridge, vlan, .. } = plugin;
     let is_bridge = type_ == "bridge" && (1..=LONGEST_WORD).contains(&bridge.len());

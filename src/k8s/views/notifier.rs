@@ -1,8 +1,9 @@
 //! Changes that the views report to the leader. The other files of this folder determine which
 //! LoadBalancers depend on a change.
 //!
-//! The informer itself calls the leader's handler. The handler puts each change straight into the
-//! channel of the task that handles the change.
+//! `Views::notify` calls the function that the leader has registered. The call runs in the task
+//! that reports the change, which is mostly an informer's. The function puts the change into the
+//! queue of the task that must handle it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -32,7 +33,7 @@ pub enum ChangeEvent {
     /// One of these changes:
     /// * A network with a bridge was created or deleted.
     /// * The bridge or the VLAN of a network has changed.
-    /// * A list of networks is complete, or the cluster does not serve the kind.
+    /// * A list of networks is complete, or the cluster does not serve networks.
     /// * The addresses that pools hold back have changed.
     Networks,
     /// The topology annotations of a VM may be outdated. The field is the VM's `namespace/name`.
@@ -60,9 +61,9 @@ impl Drop for ChangeSubscription {
 }
 
 impl Views {
-    /// Calls `handler` for each change that follows, until the returned subscription is dropped.
-    /// Replaces the handler of an earlier subscription. Clears the times that
-    /// [`Self::take_touched`] returns.
+    /// Registers `handler`, which is then called for each change until the returned subscription is
+    /// dropped. Replaces the handler of an earlier subscription. Clears the times that
+    /// [`Self::take_touched`] returns, because they are from before this subscription.
     #[must_use]
     pub fn subscribe(
         &self,
@@ -88,8 +89,9 @@ impl Views {
         }
     }
 
-    /// Reports each LoadBalancer in `lbs`, a `namespace/name`, to the leader as
-    /// [`ChangeEvent::LoadBalancer`]. Has no effect if this process does not lead.
+    /// Reports the LoadBalancers `lbs` to the leader, each as [`ChangeEvent::LoadBalancer`]. An
+    /// item of `lbs` is the `namespace/name` of a LoadBalancer. Has no effect if this process does
+    /// not lead.
     pub fn enqueue_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
         for lb in lbs {
             if let Some((namespace, name)) = lb.as_ref().split_once('/') {
@@ -121,9 +123,9 @@ impl Views {
         self.enqueue_lbs_of_changed_vms(affected);
     }
 
-    /// Enqueues the LoadBalancers `lbs`, because VMs that they select have changed. Records the
-    /// present time as the time since when the EndpointSlices of a LoadBalancer may be out of date,
-    /// unless an earlier time is recorded.
+    /// Enqueues the LoadBalancers `lbs`, whose EndpointSlices may be out of date from now on. The
+    /// cause is a change of VMs that they select, or of facts about these VMs' addresses. Records
+    /// the present time for [`Self::take_touched`], unless an earlier time is recorded.
     pub(super) fn enqueue_lbs_of_changed_vms(&self, lbs: Vec<LbKey>) {
         let now = Instant::now();
         let mut touched = lock(&self.index.touched);

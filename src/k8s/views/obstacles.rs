@@ -25,9 +25,9 @@ impl Views {
     }
 }
 
-/// Facts from the views about the address that is leased for `lb`. Among them are all pools, and
-/// the objects with the same address: other LoadBalancers, other records (DHCPLeases), and objects
-/// of the cluster itself, such as nodes.
+/// Facts from the views that decide whether the address leased for `lb` may be published. They
+/// include all pools. They also include the objects that have the same address: other
+/// LoadBalancers, other records (DHCPLeases), and objects of the cluster itself, such as nodes.
 fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
     let address = lease.ip.to_string();
     let age = |meta: &kube::core::ObjectMeta| {

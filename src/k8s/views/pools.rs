@@ -2,9 +2,11 @@
 //!
 //! Only the metadata of pools is watched, so that a ledger of thousands of entries is not sent
 //! again for every claim. A pool's spec is read when its [`PoolGeneration`] changes, and is stored
-//! without the ledger. Where IPPool is served without a status subresource, each claim changes the
-//! generation. So after a read that showed no changed facts, the next read of the pool waits for
-//! [`LATER`].
+//! without the ledger.
+//!
+//! Where IPPool is served without a status subresource, each claim changes the generation and so
+//! causes a read. To limit these reads, the next read of a pool waits for [`LATER`] after a read
+//! that showed no changed facts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -60,8 +62,9 @@ struct KnownPool {
     generation: PoolGeneration,
 }
 
-/// State of a pool that its facts depend on. Field 0: UID. Field 1: generation. Field 2: whether
-/// the pool is being deleted. The facts may change only if one of the fields changes.
+/// UID, generation and deletion of a pool. Field 0: `metadata.uid`. Field 1: `metadata.generation`.
+/// Field 2: whether the pool is being deleted. The facts of the pool change only if one of the
+/// fields changes.
 #[derive(Default, PartialEq, Eq)]
 struct PoolGeneration(Option<String>, Option<i64>, bool);
 
@@ -92,9 +95,9 @@ impl PoolIndex {
         self.0.remove(name).is_some_and(|entry| entry.due)
     }
 
-    /// Next pool whose spec must be read. Field 0: earliest time of the read, which may have
-    /// passed; `now` if the pool may be read at once. Field 1: name of the pool. `None`: no spec
-    /// must be read.
+    /// Next pool whose spec must be read. Field 0: earliest time of the read. The time is `now` or
+    /// earlier if the pool may be read at once. Field 1: name of the pool. `None`: no spec must be
+    /// read.
     fn next(&self, now: Instant) -> Option<(Instant, String)> {
         let due = self.0.iter().filter(|(_, entry)| entry.due);
         due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()
@@ -176,7 +179,7 @@ pub(super) fn apply(at: &InformerContext, event: ObjectEvent<PoolMetadata>) -> b
 
 /// Reads the specs of changed pools, one after the other. Between two reads of the same pool, waits
 /// at least [`SOON`], or at least [`LATER`] if the first of the two failed or showed no changed
-/// facts. Reads a pool that was deleted and created again without such a wait.
+/// facts. Does not wait if the pool was deleted and created again between the two reads.
 async fn read(at: &InformerContext, changed: &Notify) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());
@@ -235,14 +238,16 @@ impl Views {
     }
 
     /// Facts of a pool, from the view. `pool` is the pool's metadata as the API server has it now.
-    /// `None`: the view has no facts of the pool, or has facts of another generation.
+    /// `None`: the view has no facts of the pool, or the pool's UID, generation or deletion has
+    /// changed since they were read.
     pub fn pool_as_of(&self, pool: &PoolMetadata) -> Option<Arc<PoolFacts>> {
         let pools = lock(&self.index.pools);
         let known = pools.0.get(&pool.name_any())?.known.as_ref()?;
         (known.generation == PoolGeneration::of(pool)).then(|| known.facts.clone())
     }
 
-    /// Facts of the stored pool `pool`, with the segment of the network in its selector.
+    /// Facts of the stored pool `pool`. The segment in the result is that of the network in the
+    /// pool's selector.
     pub fn seen(&self, pool: &IPPool) -> PoolSeen {
         let network = pool.spec.selector.as_ref().and_then(|selector| selector.network.as_deref());
         PoolSeen::new(pool, self.segment(network.unwrap_or_default()))
