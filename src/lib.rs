@@ -4,8 +4,8 @@
 //! Modules:
 //!
 //! * [`api`] has the Kubernetes types.
-//! * [`domain`] decides.
-//! * [`metrics`] counts.
+//! * [`domain`] makes the decisions.
+//! * [`metrics`] has the Prometheus metrics.
 //! * [`k8s`] calls the API server.
 //! * [`prober`] calls the backends.
 //! * [`rancher`] calls a Rancher.
@@ -13,13 +13,13 @@
 //! * [`http`] answers Prometheus, the probes of the kubelet, and the API server's requests for
 //!   admission and conversion.
 //! * `agent` leases addresses by DHCP.
-//! * [`cli`] starts all of them.
+//! * [`cli`] parses the command line, and runs the command.
 //! * `tls` has the TLS settings of [`prober`] and [`rancher`].
 //! * `turns` has the fair queues of [`http`] and `controllers`.
 //! * `locks` locks values that several tasks share.
 //!
-//! Tests, benchmarks or fuzz targets use the public modules. No other crate uses the private ones,
-//! so the compiler warns of dead code in them.
+//! Tests, benchmarks or fuzz targets use the public modules. No other crate can use the private
+//! modules, so the compiler warns of dead code in these modules.
 
 mod agent;
 pub mod cli;

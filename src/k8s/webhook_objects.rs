@@ -48,8 +48,8 @@ pub struct VersionedSecret {
     version: String,
 }
 
-/// State of an object that admission needs, as [`WebhookObjects::watch`] reports it. `None`: the
-/// object does not exist.
+/// State of an object that admission needs, as [`WebhookObjects::watch`] reports it. A variant
+/// holds `None` if the object does not exist.
 #[derive(Clone)]
 pub enum ObservedObject {
     /// The admission Secret.
@@ -134,9 +134,11 @@ impl WebhookObjects {
     }
 
     /// Replaces the content of the admission Secret. Returns the changed Secret. Fails with a
-    /// conflict if the Secret's resourceVersion is not that of `seen`. Fails if `seen` is `None`:
-    /// the Secret does not exist, and the operator does not create it. A right to create Secrets
-    /// would include Secrets into which the API server puts the tokens of other accounts.
+    /// conflict if the Secret's resourceVersion is not that of `seen`.
+    ///
+    /// `seen` is `None` if the Secret does not exist. The write then fails, because this client
+    /// does not create the Secret. The right to create Secrets would let the operator create
+    /// Secrets into which the API server puts the tokens of other accounts.
     pub async fn write_secret(
         &self,
         seen: Option<&VersionedSecret>,
@@ -177,7 +179,7 @@ impl WebhookObjects {
         Ok(self.objects(part).call_get_opt(name(part)).await?.as_ref().map(value))
     }
 
-    /// Owner reference to the ClusterRole `name`, for other objects. `None`: the ClusterRole does
+    /// Owner reference that names the ClusterRole `name` as the owner. `None`: the ClusterRole does
     /// not exist.
     pub async fn owner(&self, name: &str) -> Result<Option<OwnerReference>, CallError> {
         let role = Api::<ClusterRole>::all(self.client.clone()).call_get_opt(name).await?;

@@ -7,15 +7,15 @@ use super::MetricMaker;
 metric_set! {
     /// Metrics of the webhooks that the API server calls, and of their certificates.
     pub struct AdmissionMetrics {
-        /// Requests to the webhooks, by call, kind of object and verdict.
+        /// Requests to the webhooks, by webhook (the label `call`), kind of object and verdict.
         pub requests: IntCounterVec = counters(
             "hgo_admission_requests_total",
             "Requests of the API server by call, kind and verdict",
             &["call", "kind", "verdict"],
         );
-        /// Seconds that the check or the conversion of an object took, by call. The arrival of the
-        /// request and its wait for a turn are not included. Refusals by an HTTP status are not
-        /// measured.
+        /// Seconds that the check or the conversion of an object took, by webhook (the label
+        /// `call`). The arrival of the request and its wait for a turn are not included. A request
+        /// that is refused by an HTTP status is not measured.
         pub seconds: HistogramVec = histograms(
             "hgo_admission_seconds",
             "Time that an answer took, without reading the request",
@@ -34,7 +34,7 @@ metric_set! {
             &["certificate"],
         );
         /// Corrections of a webhook configuration, or of the CRD with the conversion webhook, after
-        /// another client changed the object. By kind of the object.
+        /// another client changed the object. The label `kind` is the kind of the object.
         pub repairs: IntCounterVec = counters(
             "hgo_registration_repairs_total",
             "Configurations changed by another client and corrected",

@@ -4,7 +4,8 @@ use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
 use super::MetricMaker;
 
-/// Bounds of the buckets of the histograms for getting and renewing a lease, in seconds.
+/// Bounds in seconds of the buckets of two histograms: [`DhcpMetrics::acquire_seconds`] and
+/// [`DhcpMetrics::renew_seconds`].
 const SECONDS: [f64; 13] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
 
@@ -24,7 +25,7 @@ metric_set! {
             "hgo_dhcp_first_expiry_seconds",
             "Time until the first lease expires unless it is renewed",
         );
-        /// Seconds from the start of a search for an address to an address that may be used. A
+        /// Seconds from the start of a search for an address until the client may use an address. A
         /// search starts shortly before the first DISCOVER, or when the former address is lost.
         pub acquire_seconds: Histogram = histogram(
             "hgo_dhcp_acquire_seconds",

@@ -5,7 +5,7 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 use super::MetricMaker;
 
 metric_set! {
-    /// Leased addresses, as the leader observes them. Agents have other metrics.
+    /// Metrics of leased addresses, as the leader observes them. Agents have other metrics.
     pub struct LeasingMetrics {
         /// Number of DHCPLeases, by state.
         pub records: IntGaugeVec = gauges("hgo_dhcp_records", "DHCPLeases by state", &["state"]);

@@ -20,10 +20,9 @@ metric_set! {
             &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
             &["protocol"],
         );
-        /// Number of backends with a health check, including backends whose address must not be
-        /// probed.
+        /// Number of probe targets, including those whose address must not be probed.
         pub targets: IntGauge = gauge("hgo_probe_targets", "VM backends with a health check");
-        /// Changes of a backend's verdict between healthy and unhealthy, by the new verdict.
+        /// Changes of a probe target's verdict between healthy and unhealthy, by the new verdict.
         pub verdicts: IntCounterVec = counters(
             "hgo_probe_verdicts_total",
             "Verdicts on VM backends that flipped, by the new verdict",
@@ -34,9 +33,9 @@ metric_set! {
             "hgo_probes_late_total",
             "Probes that started later than a tenth of their period",
         );
-        /// Number of backends that count as healthy because their failures are doubted. The label
-        /// `second_opinion` is `reached` if another replica reaches most of the backends that it
-        /// was asked to probe, and otherwise `none`.
+        /// Number of probe targets that count as healthy because their failures are doubted. The
+        /// label `second_opinion` is `reached` if another replica reaches most of the targets that
+        /// it was asked to probe, and otherwise `none`.
         doubted: IntGaugeVec = gauges(
             "hgo_probe_targets_doubted",
             "VM backends that fail but stay endpoints, because most fail at once, by the second opinion",
@@ -46,7 +45,7 @@ metric_set! {
 }
 
 impl ProbeMetrics {
-    /// Counts `count` backends whose verdict changed. `healthy`: whether the new verdict is
+    /// Counts `count` probe targets whose verdict changed. `healthy`: whether the new verdict is
     /// healthy.
     pub fn flipped(&self, healthy: bool, count: usize) {
         let verdict = if healthy { "healthy" } else { "unhealthy" };
@@ -54,9 +53,9 @@ impl ProbeMetrics {
         self.verdicts.with_label_values(&[verdict]).inc_by(count);
     }
 
-    /// Sets the metric of doubted failures. `held`: number of backends that count as healthy
+    /// Sets the metric of doubted failures. `held`: number of probe targets that count as healthy
     /// because their failures are doubted. `reached`: whether another replica reaches most of the
-    /// backends that it was asked to probe. `reached` is `false` if no replica has answered.
+    /// targets that it was asked to probe. `reached` is `false` if no replica has answered.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
         let held = i64::try_from(held).unwrap_or(i64::MAX);

@@ -27,16 +27,16 @@ use crate::k8s::lazy_object::LazyObject;
 /// Services or EndpointSlices (`T`), by the LoadBalancer that they serve. Each object serves one
 /// LoadBalancer. Clones share the objects.
 ///
-/// The lock is inside, because informers and reconciles change the objects at the same time.
-/// [`Self::store`] and [`Self::remove`] hold the lock from the comparison of the versions until the
-/// change is done, so that no other task can store a newer version in between.
+/// Informers and reconciles change the objects at the same time. [`Self::store`] and
+/// [`Self::remove`] hold the lock from the comparison of the versions until the change is done, so
+/// that no other task can store a newer version in between.
 #[derive(Clone, Default)]
 pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
 
 #[derive(Default)]
 struct OwnedIndex<T> {
-    /// Objects, each with its resourceVersion. The key is the LoadBalancer's `namespace/name`, and
-    /// the name of the object.
+    /// Objects, each with its resourceVersion. The key is a pair: the LoadBalancer's
+    /// `namespace/name`, and the object's name.
     objects: BTreeMap<(String, String), (String, T)>,
     /// LoadBalancer of each object. The key is the object's `namespace/name`, and the value is the
     /// LoadBalancer's.
@@ -97,10 +97,11 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).version(key).is_some_and(|known| !is_newer(version, known))
     }
 
-    /// Removes the object `key`, unless the view has it in a newer version than `version`. Returns
-    /// the LoadBalancer that the object served. `None`: no object was removed. `version`:
-    /// resourceVersion with which the object was observed last. `version: None`: the object is
-    /// removed in any version.
+    /// Removes the object `key`, and returns the LoadBalancer that the object served. Returns
+    /// `None` if no object was removed.
+    ///
+    /// `version` is the resourceVersion with which the object was observed last. The object stays
+    /// if the view has a newer version. If `version` is `None`, any version is removed.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let mut all = lock(&self.0);
         let known = all.version(key)?;
@@ -166,9 +167,9 @@ impl Views {
             || self.slices.of(&owner.name).any(|slice| slice.owner == owner.uid)
     }
 
-    /// Removes a deleted Service from the view, and enqueues its LoadBalancer. If LoadBalancers are
-    /// listed, and none has the UID of the Service's owner, reports the owner as
-    /// [`ChangeEvent::Gone`].
+    /// Removes a deleted Service from the view, and enqueues its LoadBalancer. Reports the
+    /// Service's owner as [`ChangeEvent::Gone`] if no LoadBalancer in the view has the owner's UID.
+    /// Reports no owner before LoadBalancers are listed.
     pub(super) fn remove_service(&self, deleted: &ObjectMeta) {
         let lb = key(deleted);
         self.services.remove(&lb, deleted.resource_version.as_deref());

@@ -75,8 +75,8 @@ pub(super) async fn watch_pods(at: InformerContext) {
 
 /// Applies an event of a pod that runs a VM to the view, and enqueues the LoadBalancers that select
 /// the VM. Enqueues none before [`Views::endpoints_synced`] is true, because no decision rests on
-/// pods until then. Once it is true, the leader calls [`Views::notify_of_all`], which enqueues all
-/// vm LoadBalancers.
+/// pods until then. The leader then calls [`Views::notify_of_all`], which enqueues all vm
+/// LoadBalancers.
 pub(super) fn apply_pod(at: &InformerContext, event: ObjectEvent<LauncherPod>) {
     let set = |key: &str, pod| {
         let (namespace, name) = split_key(key);
@@ -141,17 +141,18 @@ impl Views {
     }
 
     /// Whether the choice of a pool for the LoadBalancer must wait for the list of VMs, because the
-    /// network of its guest cluster's VMs determines the pool. VMs count as listed if the cluster
-    /// does not serve them, or if the right to list them was missing at the last refusal.
+    /// network of its guest cluster's VMs determines the pool. `false` also if no list of VMs can
+    /// be expected: the host cluster does not serve VirtualMachineInstances, or the API server last
+    /// refused the list because the operator lacks the right to it.
     pub fn awaits_vms(&self, lb: &LoadBalancer) -> bool {
         let is_forbidden = || self.index.vms_forbidden.load(Ordering::Relaxed);
         let is_known = self.is_listed(ViewPart::Vms) || self.has_no_vms() || is_forbidden();
         !is_known && facts::needs_vms_for_pool(lb)
     }
 
-    /// Enqueues every LoadBalancer that takes its address from pools, if the VMs of its guest
-    /// cluster determine its network. Includes LoadBalancers that have an address, because this
-    /// address may be reserved on the network of the VMs.
+    /// Enqueues every LoadBalancer that takes its address from pools, and whose network is
+    /// determined by the VMs of a guest cluster. Includes LoadBalancers that have an address. This
+    /// address may be reserved, and the network of the VMs determines on which segment.
     pub(super) fn enqueue_pool_lbs_asking_vms(&self) {
         let asks =
             |lb: &LoadBalancer| facts::wants_pool(lb) && facts::asks_vms_for_network(lb).is_some();
@@ -216,9 +217,11 @@ impl Views {
         all
     }
 
-    /// Reports all vm LoadBalancers ([`ChangeEvent::LoadBalancer`]), and each VM whose topology
-    /// annotations are outdated ([`ChangeEvent::Moved`]), to the handler of the leader. A new
-    /// leader calls this function once.
+    /// Reports to the leader's handler what may need work at the start of a term:
+    /// * each VM whose topology annotations are outdated, as [`ChangeEvent::Moved`]
+    /// * each vm LoadBalancer, as [`ChangeEvent::LoadBalancer`]
+    ///
+    /// A new leader calls this function once.
     pub fn notify_of_all(&self) {
         for vm in self.moved() {
             self.notify(ChangeEvent::Moved(vm));

@@ -34,12 +34,13 @@ pub struct SecretKeyRef<'a> {
     pub name: &'a str,
     /// Key under which the value is written.
     pub key: &'a str,
-    /// resourceVersion that the Secret must have before the write. Empty: the Secret does not
-    /// exist.
+    /// resourceVersion that the Secret must have before the write. If this text is empty, the
+    /// Secret must not exist.
     pub version: &'a str,
 }
 
-/// Bound Secret to create for a TokenRotation. The deletion of the Secret revokes the credential.
+/// Bound Secret to create for a TokenRotation. The deletion of the Secret revokes the token that is
+/// bound to it or that it holds.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundSecret<'a> {
     /// Namespace of the Secret.
@@ -67,7 +68,7 @@ impl ApiWriter {
         self.count::<TokenRotation, _>(api.call_patch_status(name, patch).await)
     }
 
-    /// Applies the merge patch `patch` to a TokenRotation, without its status. Returns the changed
+    /// Applies the merge patch `patch` to a TokenRotation's metadata and spec. Returns the changed
     /// object.
     pub async fn patch_rotation_meta(
         &self,

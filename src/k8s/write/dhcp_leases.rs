@@ -1,5 +1,5 @@
 //! Guarded writes of DHCPLeases (records). The controller writes metadata and spec. The agents
-//! write the status, and remove their finalizer.
+//! write the status, and remove the agent's finalizer from a record.
 
 use kube::{Api, ResourceExt};
 use serde_json::Value;

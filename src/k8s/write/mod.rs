@@ -109,7 +109,8 @@ impl ApiWriter {
     /// `version`: resourceVersion of the pool with the status `stored`.
     ///
     /// The write goes to the status subresource, or to the pool itself (a plain write) if the last
-    /// write found no such subresource. Another CRD may replace the CRD at any time:
+    /// write found no such subresource. The other form of the CRD may be installed at any time, and
+    /// the write adapts to it:
     /// * If a write to the subresource fails with 404, and the pool exists, a plain write follows.
     /// * If a plain write does not change the status, the CRD has the subresource. The write then
     ///   counts as a conflict, and the next write uses the subresource.
@@ -247,8 +248,8 @@ fn unserializable<K: Resource<DynamicType = ()>>(error: serde_json::Error) -> Ca
 }
 
 /// Whether a write of `desired` would change the status `stored`. `plain`: whether IPPool is served
-/// with Harvester's CRD. The API server then drops the fields that only the operator's CRD has, so
-/// these fields are not compared.
+/// with Harvester's CRD. With that CRD, the API server drops the fields that only the operator's
+/// CRD has. So these fields are not compared if `plain` is true.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;

@@ -20,8 +20,8 @@ impl ApiWriter {
         self.count::<Service, _>(api.call_create(&typed(service)?).await)
     }
 
-    /// Applies the merge patch `patch` to a Service, without its status. Returns the changed
-    /// Service.
+    /// Applies the merge patch `patch` to the metadata and the spec of a Service. Returns the
+    /// changed Service.
     pub async fn patch_service(
         &self,
         namespace: &str,
