@@ -4,16 +4,16 @@
 //! Invariants:
 //! * Every call has a deadline, and its error names the call ([`calls`]). The lists and watches of
 //!   informers have the limit [`SILENCE`] instead.
-//! * Every write is refused when this process does not lead. Exceptions:
+//! * This module sends no write while this process does not lead. Exceptions:
 //!   * the writes of the Lease and of Events, and the writes for admission;
 //!   * the writes of the `cloud-config` and `takeover` commands;
-//!   * the condition that names another controller as the leader, and the removal of IPPool's
-//!     status subresource for that controller;
-//!   * the claims that are added to pools after etcd was restored from a backup.
-//! * [`write::ApiWriter::check_leadership`] refuses writes to a Rancher in the same way.
+//!   * the writes of [`other_controller`], which runs while another controller leads;
+//!   * the claims that the operator adds to pools after a restore of etcd from a backup.
+//! * Writes to a Rancher have the same check of the leadership:
+//!   [`write::ApiWriter::check_leadership`].
 //! * Each change carries the resourceVersion of the object that the decision was based on. Each
-//!   deletion carries that version or the UID. So the server refuses a decision from a stale view.
-//!   Exceptions, which carry neither:
+//!   deletion carries the resourceVersion or the UID of that object. So the API server refuses a
+//!   decision from a stale view. Exceptions, which carry neither:
 //!   * the restart of a workload, and the annotation that keeps a CRD, because each sets one
 //!     annotation;
 //!   * the deletion of a bound Secret, because its name is never used again;
@@ -79,15 +79,14 @@ use crate::metrics::Metrics;
 /// that is late is requested again with fewer objects ([`paging`]).
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Largest number of objects in one page of a list. The API server may have to convert all of them
-/// within the call's deadline. A page of large objects, or a page that was late, has fewer objects
-/// ([`paging`]).
+/// Largest number of objects in one page of a list. The number is limited, because the API server
+/// may have to convert all objects of the page within the call's deadline. [`paging`] requests
+/// fewer objects if they are large, or if a page was late.
 pub const PAGE: u32 = 200;
 
 /// Longest time for which the API server may send nothing while an answer is due. After this time,
-/// the connection and its calls fail. Lists and watches of informers have no other limit. Calls
-/// with the deadline [`CALL_DEADLINE`] end earlier. Most calls of commands have a longer deadline,
-/// which ends an answer that arrives slowly, but without a pause of this length.
+/// the connection and its calls fail. This is the only limit of the lists and watches of informers.
+/// Each other call also has a deadline.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call to the API server failed. Most of the reasons contain the name of the call.
@@ -151,14 +150,14 @@ impl CallError {
         }
     }
 
-    /// Error of a call that was not sent, because its request could not be made. `what`: text for
-    /// the call in the error, such as the kind of the object.
+    /// Error of a call that was not sent, because its request could not be made. `what` names the
+    /// call in the text of the error, for example by the kind of the object.
     fn not_sent(what: &str, error: kube::Error) -> Self {
         Self::new(format!("{what} not sent"), error)
     }
 
-    /// Reason why the API server refused the call, if a repetition would be refused too (status
-    /// 400, 403 or 422). `None`: the error is no such refusal.
+    /// Message with which the API server refused the call with status 400, 403 or 422. The same
+    /// call would be refused again. `None`: the error is not such a refusal.
     pub fn refusal(&self) -> Option<&str> {
         match self {
             Self::Other(failed) => match &failed.error {
@@ -171,8 +170,9 @@ impl CallError {
         }
     }
 
-    /// Whether the same call may succeed later: it had no answer, or an answer with status 408, 429
-    /// or 5xx.
+    /// Whether the same call may succeed later. True if the call had no answer, or an answer with
+    /// status 408, 429 or 5xx. Also true for other errors of kube's client, except errors of JSON
+    /// and of authentication.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Timeout { .. } => true,

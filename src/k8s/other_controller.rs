@@ -1,6 +1,6 @@
-//! Reports another controller that holds the Lease instead of this operator: by log, Event and
-//! metric, and by a condition on each LoadBalancer for which that controller writes neither an
-//! address nor a condition.
+//! Reports another controller that holds the Lease instead of this operator, by log, Event and
+//! metric. A LoadBalancer that the other controller leaves without an address and without a
+//! condition gets a condition that names that controller.
 //!
 //! While the other controller holds the Lease, this module also removes the status subresource of
 //! IPPool. With this subresource, the API server would drop the claims that the other controller
@@ -25,16 +25,16 @@ use crate::domain::reason;
 use crate::domain::takeover::crds::without_status;
 use crate::metrics::Metrics;
 
-/// Interval between two searches for LoadBalancers without an answer. The holder of the Lease has
-/// written neither an address nor a condition into the status of such a LoadBalancer.
+/// Interval between two searches for LoadBalancers that have neither an address nor a condition
+/// from the holder of the Lease.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval between two checks whether IPPool's CRD has the status subresource.
 const CHECK_FORM: Duration = Duration::from_secs(10);
 /// Name of IPPool's CRD.
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// Age in seconds at which a LoadBalancer without an address and without a condition gets the
-/// condition that names the holder of the Lease. A controller that works writes an address or a
-/// condition within two seconds.
+/// condition that names the holder of the Lease. The age leaves enough time to a working
+/// controller, which writes an address or a condition within two seconds.
 const UNANSWERED: i64 = 10;
 
 /// Task that reports another controller that holds the Lease instead of this operator. The Lease is
@@ -46,7 +46,7 @@ pub struct LeaseHolderWatch {
     pub lease: (String, String),
     /// Source of the identity of the Lease's holder.
     pub leadership: Arc<Leadership>,
-    /// Source of the LoadBalancers that may get the condition.
+    /// Source of the LoadBalancers that may get the condition that names the Lease's holder.
     pub views: Views,
     /// Writer of the condition that names the Lease's holder.
     pub writer: ApiWriter,
@@ -57,7 +57,7 @@ pub struct LeaseHolderWatch {
 }
 
 impl LeaseHolderWatch {
-    /// Reports each other controller that holds the Lease instead of this operator, until the
+    /// Reports every other controller that holds the Lease instead of this operator, until the
     /// process ends. The reports are log lines, Events, metrics and conditions.
     pub async fn run(self) {
         let mut other = self.leadership.other_controller();
@@ -99,11 +99,12 @@ impl LeaseHolderWatch {
         }
     }
 
-    /// Removes the status subresource from IPPool's CRD, because the Go controller writes the
-    /// status with plain updates (`pkg/ipam/store/store.go`, `Reserve`). With the subresource, the
-    /// API server drops the status of a plain update. Returns the end of a message, which says that
-    /// the subresource was removed, or could not be removed. Empty: the CRD had no status
-    /// subresource.
+    /// Removes the status subresource from IPPool's CRD. With this subresource, the API server
+    /// would drop the status that the Go controller writes, because that controller does not write
+    /// to the subresource (`pkg/ipam/store/store.go`, `Reserve`).
+    ///
+    /// Returns the end of a message. This text says that the subresource was removed, or that it
+    /// could not be removed. The text is empty if the CRD had no status subresource.
     async fn without_subresource(&self) -> &'static str {
         let removal = async {
             let api = Api::<CustomResourceDefinition>::all(self.client.clone());
@@ -124,7 +125,8 @@ impl LeaseHolderWatch {
     /// * The LoadBalancer has existed for at least [`UNANSWERED`] seconds.
     /// * The LoadBalancer is not being deleted.
     /// * The LoadBalancer has no address.
-    /// * The LoadBalancer has no condition `Ready` with another reason.
+    /// * The LoadBalancer has no condition `Ready`, or its `Ready` already reports another
+    ///   controller.
     async fn answer_for(&self, holder: &str) {
         loop {
             tokio::time::sleep(SEARCH_INTERVAL).await;

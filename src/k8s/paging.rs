@@ -1,16 +1,16 @@
 //! Pages of lists: the number of objects in a page follows the size of the objects.
 //!
 //! A page is in memory as text until it is parsed, and a tenant can make objects of 1.5 MB. So
-//! pages of a fixed number of objects need much memory if the number is large, and much time if it
-//! is small. A list may be continued with another `limit`, as the end-to-end test of Kubernetes
-//! does (`test/e2e/apimachinery/chunking.go`).
+//! a fixed number of objects for each page would need much memory if the number were large, and
+//! much time if the number were small. A list may be continued with another `limit`, as the
+//! end-to-end test of Kubernetes does (`test/e2e/apimachinery/chunking.go`).
 //!
 //! A page is requested again with fewer objects in each of these cases:
-//! * It has several objects, and more than [`LARGEST_PAGE`] bytes.
-//! * It has more than [`FIRST_PAGE`] objects, and its request fails.
-//! * It has several objects, and does not arrive within [`PAGE_DEADLINE`], if that is set. The API
-//!   server reads all objects of a page before it sends the first byte, so a page of many large
-//!   objects comes late.
+//! * The page has more than [`LARGEST_PAGE`] bytes, and the request was for several objects.
+//! * The request fails, and was for more than [`FIRST_PAGE`] objects.
+//! * The page does not arrive within [`PAGE_DEADLINE`], if that is set, and the request was for
+//!   several objects. The API server reads all objects of a page before it sends the first byte, so
+//!   a page of many large objects comes late.
 //!
 //! A page that the API server refuses is not requested again.
 
@@ -39,28 +39,30 @@ const GROWTH: u64 = 2;
 /// Divisor of the number of objects when a page is requested again, because it was too large or
 /// late, or its request failed.
 const CUT: u64 = 4;
-/// Factor of [`PageSize::pause`] after a page that was late, or whose request failed. The pause is
-/// longer than after a page that was too large, because a try that is late takes the whole
-/// deadline.
+/// Factor for [`PageSize::pause`] after a page that was late, or whose request failed. A page that
+/// was too large has the factor 1. Late and failed tries are kept rarer, because each may take the
+/// whole deadline.
 const LONG_PAUSE: u64 = 8;
 /// Largest number of tries for one page of [`super::PAGE`] objects. Each try after the first one
 /// requests fewer objects.
 pub(super) const TRIES: u32 = 5;
 
 tokio::task_local! {
-    /// Deadline of each try of a page with more than one object. Not set in the lists of informers.
-    /// A page of one object cannot be cut, so only the caller's deadline of the whole call ends it.
+    /// Deadline of each try of a page, if the try is for more than one object. A try for one object
+    /// has only the deadline of the whole call, because no smaller page can follow. Not set in the
+    /// lists of informers.
     pub(super) static PAGE_DEADLINE: Duration;
 }
 
-/// Size of the next page of a list.
+/// Number of objects for the next page of a list.
 #[derive(Clone, Copy, Debug)]
 struct PageSize {
     /// Number of objects to request.
     limit: u64,
-    /// Number of objects to read before `limit` may grow again. When `limit` is cut, the pause
-    /// becomes the former `limit`, or [`LONG_PAUSE`] times the former `limit`. Without this pause,
-    /// the small objects around each large one would be requested again and again.
+    /// Number of objects to read before `limit` may grow again. [`Self::cut`] sets the pause to the
+    /// former `limit` after a page that was too large, and otherwise to [`LONG_PAUSE`] times the
+    /// former `limit`. Without a pause, `limit` would soon be too large again for the next large
+    /// object.
     pause: u64,
 }
 
@@ -70,8 +72,9 @@ impl PageSize {
         Self { limit: FIRST_PAGE, pause: 0 }
     }
 
-    /// Size of the next page, after a page of this size with `bytes` bytes. If the next objects are
-    /// as large, the next page has at most half of [`LARGEST_PAGE`], or only one object.
+    /// Returns the number for the next page, after a page of `self.limit` objects had `bytes`
+    /// bytes. If the next objects have the same size in bytes, the next page fills at most half of
+    /// [`LARGEST_PAGE`], or has only one object.
     fn next(self, bytes: usize) -> Self {
         let pause = self.pause.saturating_sub(self.limit);
         let most = if pause == 0 { self.limit.saturating_mul(GROWTH) } else { self.limit };
@@ -80,9 +83,9 @@ impl PageSize {
         Self { limit: fits.clamp(1, most), pause }
     }
 
-    /// Size with which a page of this size is requested again after `error`: the page was too large
-    /// or late, or its request failed. `None`: the page is not requested again, because its request
-    /// failed and the page has at most [`FIRST_PAGE`] objects.
+    /// Returns a smaller number, with which the page is requested again after `error`. The page was
+    /// too large or late, or its request failed. `None`: the page is not requested again, because
+    /// its request failed and was for at most [`FIRST_PAGE`] objects.
     fn cut(self, error: &BoxError) -> Option<Self> {
         let limit = (self.limit / CUT).max(1);
         if error.is::<LengthLimitError>() {

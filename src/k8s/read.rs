@@ -57,9 +57,9 @@ impl ApiReader {
         Box::pin(api.call_get_opt(name)).await
     }
 
-    /// Facts of all pools as the API server has them now. Lists the metadata of all pools. Takes
-    /// the facts of a pool from `views` if they are of the pool's present generation, and otherwise
-    /// reads the pool. Omits a pool that cannot be read.
+    /// Facts of all pools in their present generation. Lists the metadata of all pools from the API
+    /// server. If `views` has the facts of a pool's present generation, takes them from there.
+    /// Otherwise reads the pool. Omits a pool that cannot be read.
     pub async fn pools(&self, views: &Views) -> Result<Vec<Arc<PoolFacts>>, CallError> {
         let api = Api::<PartialObjectMeta<IPPool>>::all(self.client.clone());
         let listed = Box::pin(api.call_list(&ListParams::default())).await?;

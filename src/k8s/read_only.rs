@@ -4,8 +4,9 @@
 //! * A request with another method than GET is not sent, and fails at once.
 //! * A watch is not sent either, but does not fail: it waits for ever. So a command that reads the
 //!   cluster once needs no right to watch, and its views do not change after their first lists.
-//! * If the API server refuses a GET of an object or a list with 403, [`RefusedReads`] notes the
-//!   GET. A 404 is noted for a list only: for an object, it says that the object does not exist.
+//! * [`RefusedReads`] notes each GET of an object or a list to which the API server answers 403. A
+//!   GET with the answer 404 is noted only for a list. For an object, 404 says that the object does
+//!   not exist.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -27,7 +27,7 @@ use crate::domain::reason::NoAddressReason;
 use crate::domain::takeover::forecast::StoredObjects;
 use crate::metrics::Metrics;
 
-/// Longest wait for the lists of all kinds that the forecast depends on.
+/// Longest wait until the lists of all kinds that the forecast depends on are complete.
 const LISTED: Duration = Duration::from_mins(1);
 
 /// Result of [`read`].
@@ -42,18 +42,17 @@ pub struct ReadResult {
     /// LoadBalancers that get no address, because their guest cluster is being removed. The key is
     /// the LoadBalancer's `namespace/name`. The value is the reason.
     pub removals: BTreeMap<String, NoAddressReason>,
-    /// Views of all objects, including those other than pools and LoadBalancers.
+    /// Views of every kind that the operator watches. Pools and LoadBalancers are among them.
     pub views: Views,
-    /// Resources whose list was not complete in time, and `configmaps` if the read of kube-vip's
-    /// ConfigMap failed. Their objects may be missing in `views` and in `imported`. Resources whose
-    /// read is in [`RefusedReads`] are left out.
+    /// Resources that were not read in time. Their objects may be missing in `views`. Contains
+    /// `configmaps` also if kube-vip's ConfigMap could not be read. In that case, `imported` is
+    /// empty. Reads that the API server refused are in [`RefusedReads`] instead.
     pub late: Vec<&'static str>,
 }
 
-/// Reads pools and LoadBalancers, and the objects that their addresses depend on. Does not wait for
-/// the lists of a kind once `refusals` contains a read of this kind. Fails if pools or
-/// LoadBalancers cannot be listed. `namespace` is the operator's own namespace, and `dhcp` has the
-/// operator's options about DHCP networks.
+/// Reads pools and LoadBalancers, and the objects that their addresses depend on. `namespace` is
+/// the operator's own namespace, and `dhcp` has the operator's options about DHCP networks. Does
+/// not wait for a read that `refusals` contains. Fails if pools or LoadBalancers cannot be listed.
 pub async fn read(
     client: &Client,
     refusals: &RefusedReads,
@@ -104,8 +103,8 @@ pub async fn read(
 }
 
 /// Pools that the operator would make from kube-vip's ConfigMap before it allocates the first
-/// address. Empty if the ConfigMap does not exist, if it was imported before, or if the API server
-/// refuses the read ([`CallError::refusal`]). [`RefusedReads`] records a refusal with 403.
+/// address. The result is empty if the ConfigMap does not exist, if it was imported before, or if
+/// the API server refuses the read ([`CallError::refusal`]). `Err`: the read failed in another way.
 async fn imported(
     client: &Client,
     pools: &[IPPool],

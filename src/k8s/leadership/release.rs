@@ -13,11 +13,14 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 impl LeaderElector {
     /// Releases the Lease, so that the next leader need not wait until the Lease expires. Does
-    /// nothing if the leadership is [`LeadershipState::Lost`]. Releases the Lease also if the
-    /// leadership has expired, because the Lease may then still name this process, and expires much
-    /// later for the Go controller. Repeats a failed attempt, for [`CALL_DEADLINE`] at most. One
-    /// cause of a failure is an earlier renewal that the API server stores between the read and the
-    /// write of the attempt.
+    /// nothing if the leadership is [`LeadershipState::Lost`]. Repeats a failed attempt, for at
+    /// most [`CALL_DEADLINE`].
+    ///
+    /// The Lease is released even if the leadership has expired. The Lease may still name this
+    /// process, and for the Go controller, the Lease expires later than for the replicas.
+    ///
+    /// An attempt fails, for example, if the API server stores a late renewal between the attempt's
+    /// read and its write.
     pub async fn release(&self, leadership: &Leadership) {
         if *leadership.state.borrow() == LeadershipState::Lost {
             return;
@@ -41,8 +44,9 @@ impl LeaderElector {
         }
     }
 
-    /// Makes one attempt to release the Lease. Success means that this process does not hold the
-    /// Lease any more. A renewal that arrives later is refused, because its version is older.
+    /// Makes one attempt to release the Lease. `Ok`: this process does not hold the Lease any more.
+    /// If a renewal arrives later, the API server refuses it, because the Lease has a newer version
+    /// than the renewal.
     async fn try_release(&self) -> Result<(), CallError> {
         let calls = self.api.within(CALL_DEADLINE / 2);
         let Some(mut lease) = calls.call_get_opt(&self.name).await? else { return Ok(()) };

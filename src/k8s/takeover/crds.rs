@@ -14,7 +14,7 @@ use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 
 /// Annotation that makes Helm keep an object that the chart no longer contains.
 const KEEP: &str = "helm.sh/resource-policy";
-/// Names of the CRDs of Harvester's chart that a take-over changes.
+/// Names of the CRDs that a take-over changes. Harvester's chart installs these CRDs.
 const CRDS: [&str; 2] =
     ["ippools.loadbalancer.harvesterhci.io", "loadbalancers.loadbalancer.harvesterhci.io"];
 
@@ -51,16 +51,18 @@ impl TakeoverClient {
         Ok(crds)
     }
 
-    /// Annotates the CRD `name`, so that Helm keeps it when its release is uninstalled.
+    /// Annotates the CRD `name`, so that Helm never deletes it: neither if the chart no longer
+    /// contains the CRD, nor if the chart's release is uninstalled.
     pub(super) async fn set_keep_policy(&self, name: &str) -> anyhow::Result<()> {
         self.change(name, json!({"metadata": {"annotations": {KEEP: "keep"}}})).await
     }
 
-    /// Replaces the versions in the spec of the CRD `name` with the versions of the operator's CRD.
-    /// Records the former versions, and Helm's label and annotations, in the annotation
-    /// [`ANNOTATION_FORM`]. If the former versions are from the operator itself, the annotation
-    /// keeps the versions that it already has. If the operator's Deployment belongs to a Helm
-    /// release, this release owns the CRD afterwards.
+    /// Puts the versions of the operator's CRD into the spec of the CRD `name`. If the operator's
+    /// Deployment belongs to a Helm release, this release owns the CRD afterwards.
+    ///
+    /// Records the former versions, and Helm's former label and annotations, in
+    /// [`ANNOTATION_FORM`]. Values from the operator itself do not replace an earlier record
+    /// ([`adopted`]).
     pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let operator = serde_json::to_value(self.operator().await?)?;

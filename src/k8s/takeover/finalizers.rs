@@ -16,8 +16,8 @@ use crate::domain::takeover::steps::VM_FINALIZERS;
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 
-/// Maximum number of objects whose finalizers are removed at the same time. Also the maximum number
-/// of failed objects after which the removal still goes on.
+/// Maximum number of objects whose finalizers are removed at the same time. Also the number of
+/// failures that the removal tolerates. The next failure ends the removal.
 const AT_A_TIME: usize = 16;
 
 impl TakeoverClient {
@@ -31,9 +31,9 @@ impl TakeoverClient {
     /// since the objects were listed is skipped. After each object without an error, calls `done`
     /// with the number of objects changed so far.
     ///
-    /// `Err`: finalizers may be left. The first `AT_A_TIME` errors that may pass ([`may_pass`]) do
-    /// not end the removal: the last of them is returned at the end. Any other error ends it at
-    /// once.
+    /// `Err`: finalizers may be left. After an error for which [`may_pass`] is true, the removal
+    /// goes on with the other objects, but tolerates at most `AT_A_TIME` such errors. The last
+    /// tolerated error is returned at the end. Any other error ends the removal at once.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,
@@ -94,8 +94,8 @@ pub async fn count(client: &Client) -> anyhow::Result<usize> {
     Ok(vms + held::<VirtualMachineInstance>(client).await?.len())
 }
 
-/// Metadata of the objects of a kind that have one of [`VM_FINALIZERS`]. Empty if the kind is not
-/// served.
+/// Metadata of each object of the kind `K` that has one of [`VM_FINALIZERS`]. The result is empty
+/// if the kind is not served.
 async fn held<K>(client: &Client) -> anyhow::Result<Vec<ObjectMeta>>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug,

@@ -4,7 +4,7 @@
 //! Invariants:
 //! * Each change is one write. The write carries the resourceVersion of the object from which its
 //!   content was computed. Exception: the annotation that keeps a CRD.
-//! * If a later step can restore the state before a change, the write also records this state.
+//! * A write that a later step can undo also records the former state.
 //! * A conflict counts as success, because the caller reads the state again and decides again.
 //! * A write may be repeated, because its answer may have been lost. The repetition has no further
 //!   effect.
@@ -64,9 +64,11 @@ pub struct TakeoverClient {
 
 impl TakeoverClient {
     /// Facts from which the next step of the take-over is decided. The field `finalizers` is 0
-    /// here: only [`Self::finalizers`] counts them. All reads run at the same time, so that the
-    /// next step is not delayed: after the stop of the operator, the API server may refuse writes
-    /// of guests until the next step.
+    /// here: only [`Self::finalizers`] counts them.
+    ///
+    /// All reads run at the same time, because the next step may be urgent. After the step that
+    /// stops the operator, the operator's webhook may not answer. The API server then refuses
+    /// writes of guests until the step [`TakeoverStep::OpenAdmission`].
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let deployments = try_join_all(TakeoverProgram::ALL.map(|program| self.replicas(program)));
         let chart = async { anyhow::Ok(self.managed_chart().await?.map(|chart| managed(&chart))) };
@@ -103,9 +105,9 @@ impl TakeoverClient {
         Ok(found.pop())
     }
 
-    /// Replica numbers of the Deployment of `program`. Field `running`: number of the Deployment's
-    /// pods that have not ended. A pod that is being deleted counts until it has ended. `None`:
-    /// there is no such Deployment.
+    /// The program, and the numbers of replicas of its Deployment. The field `running` counts the
+    /// Deployment's pods that have not ended. A pod that is being deleted counts until it has
+    /// ended. `None`: there is no such Deployment.
     async fn replicas(
         &self,
         program: TakeoverProgram,
@@ -135,8 +137,8 @@ impl TakeoverClient {
         Api::namespaced_with(self.client.clone(), &self.chart.0, &kind)
     }
 
-    /// Harvester's ManagedChart. `None`: the ManagedChart does not exist, or the kind is not served
-    /// because no Rancher manages this Harvester.
+    /// Harvester's ManagedChart. `None`: the ManagedChart does not exist, or its kind is not
+    /// served.
     async fn managed_chart(&self) -> Result<Option<DynamicObject>, CallError> {
         self.charts().within(PATIENCE).call_get_if_served(&self.chart.1).await
     }
@@ -204,10 +206,12 @@ impl TakeoverClient {
         Ok(())
     }
 
-    /// Starts or stops `program` by the number of replicas of its Deployment. `start: Some`: sets
-    /// this number, and removes the annotation [`ANNOTATION_REPLICAS`]. `start: None`: sets the
-    /// number to 0, and records the former number in this annotation, unless the annotation has a
-    /// number already.
+    /// Starts or stops `program` by the number of replicas of its Deployment. Does nothing if there
+    /// is no Deployment.
+    /// * `start: Some`: sets the number to the value of `start`, and removes the annotation
+    ///   [`ANNOTATION_REPLICAS`].
+    /// * `start: None`: sets the number to 0, and records the former number in the annotation. If
+    ///   the annotation has a number already, that number stays.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let Some(stored) = self.deployment(program).await? else { return Ok(()) };
         let seen = replicas(&stored);

@@ -1,5 +1,5 @@
-//! Facts from the views for the Service of a vm load balancer: the network on which its address is
-//! announced, and its VMs.
+//! Facts from the views for the Service of a VM load balancer: the network on which the load
+//! balancer's address is announced, and the VMs that the load balancer selects.
 
 use std::net::IpAddr;
 
@@ -28,8 +28,8 @@ pub struct AnnouncePlace {
 
 impl Views {
     /// Network on which the address in `outcome` is announced: the network of the address's pool or
-    /// lease. If there is no such network, the result is `named`, the network that the LoadBalancer
-    /// names. For example, a global pool has no network.
+    /// lease. The result is `named`, the network that the LoadBalancer names, if `outcome` has no
+    /// such network. For example, the global pool has none, because it serves every network.
     pub fn place(&self, named: &str, outcome: &AddressOutcome) -> AnnouncePlace {
         let network = match outcome {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,

@@ -3,8 +3,8 @@
 //! the VMs is watched.
 //!
 //! Invariant: a VM has no effect on LoadBalancers of other namespaces, because a guest cluster is
-//! identified by its namespace and name. Otherwise, a tenant could keep addresses from
-//! LoadBalancers of another tenant.
+//! identified by its namespace and name. Otherwise, a tenant could annotate a VM, and so keep
+//! LoadBalancers of another tenant from getting addresses.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -40,9 +40,9 @@ impl GuestRemovals {
         self.by_cluster.get(&key)?.first().cloned()
     }
 
-    /// Records which guest cluster is being removed, as an annotation of the VM `vm`
-    /// (`namespace/name`) says. Returns the clusters for which the result of [`Self::of`] may have
-    /// changed. `cluster: None`: no annotation of the VM says so.
+    /// Records the guest cluster that is being removed according to an annotation of the VM `vm`
+    /// (`namespace/name`). `cluster: None`: the VM is gone, has no such annotation, or names no
+    /// cluster. Returns the clusters for which the result of [`Self::of`] may have changed.
     fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
         let (namespace, name) = split_key(vm);
         let now = cluster.map(|cluster| (namespace.to_owned(), cluster));
