@@ -6,7 +6,7 @@ use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 use super::MetricMaker;
 
 metric_set! {
-    /// Metrics of the Lease, and of objects that other controllers have changed.
+    /// Metrics of leadership, of CRDs, and of the Go controller's finalizers on VMs.
     pub struct LeadershipMetrics {
         /// 1 on the leader, 0 on the other replicas.
         pub leader: IntGauge = gauge("hgo_leader", "1 on the replica that leads");
@@ -17,8 +17,9 @@ metric_set! {
             "1 while another controller than this operator holds the Lease",
             &["holder"],
         );
-        /// 1 for a CRD in which another form has replaced the operator's form, 0 for any other CRD.
-        /// Also 0 if the operator's form was never installed. Only the leader sets this gauge.
+        /// 1 while another form has replaced the operator's form of the CRD, otherwise 0. Also 0 if
+        /// the operator's form was never installed. The label is the name of the CRD. Only the
+        /// leader sets this gauge.
         pub crd_replaced: IntGaugeVec = gauges(
             "hgo_crd_replaced",
             "1 while another form of the CRD is in the place of the operator's",

@@ -62,8 +62,8 @@ pub struct Metrics {
     /// Number of LoadBalancers that wait for an address, by reason. Only the leader sets this
     /// gauge.
     pub waiters: IntGaugeVec,
-    /// Number of addresses that two LoadBalancers have on one network. Only the leader sets this
-    /// gauge.
+    /// Number of addresses that two LoadBalancers have on one network. If more than two have an
+    /// address, each pair of them counts. Only the leader sets this gauge.
     pub shared_addresses: IntGauge,
     /// Number of LoadBalancers, by status and reason of their condition Ready. Only the leader sets
     /// this gauge.
@@ -83,8 +83,12 @@ pub struct Metrics {
     pub ledger_retries: IntCounter,
     /// Number of requests that the ledger task decided together, in one batch.
     pub batch_size: Histogram,
-    /// Ledger entries that were corrected. The label `kind` is `restored`, `corrected`, `double`,
-    /// `unreadable` or `orphan`.
+    /// Repairs of ledgers. The label `kind` says what was wrong:
+    /// * `restored`: a published address was missing from the ledger.
+    /// * `corrected`: the ledger named another owner than the one that publishes the address.
+    /// * `double`: a LoadBalancer published an address that belongs to another LoadBalancer.
+    /// * `unreadable`: a key of the ledger was not an IP address.
+    /// * `orphan`: the LoadBalancer of a claim was gone.
     pub repairs: IntCounterVec,
     /// Metrics of the process's watches: their interruptions, and the seconds since the API server
     /// last accepted a watch of each resource.
@@ -93,9 +97,9 @@ pub struct Metrics {
     pub unreadable: IntCounterVec,
     /// Calls to the API server, by method and status.
     pub api_requests: IntCounterVec,
-    /// Failed reconciles that will be repeated, by controller and kind of error. Two failures are
-    /// repeated but not counted: a conflict of a TokenRotation, and a write for a DHCP agent that
-    /// met a conflict or a missing object.
+    /// Failed reconciles that will be repeated, by controller and kind of error. Conflicts are
+    /// not counted for TokenRotations and DHCP agents. Missing objects are not counted for DHCP
+    /// agents.
     pub reconcile_errors: IntCounterVec,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
@@ -103,15 +107,15 @@ pub struct Metrics {
     pub events_dropped: IntCounter,
     /// Incoming connections that were closed because too many connections were open, by port.
     pub evicted: IntCounterVec,
-    /// Probes and verdicts of health checks.
+    /// Metrics of the probes and verdicts of health checks.
     pub probes: ProbeMetrics,
     /// Admission reviews and certificates.
     pub admission: AdmissionMetrics,
-    /// Addresses that the host leases, as the leader sees them.
+    /// Metrics of the addresses that the host leases. Only the leader sets these metrics.
     pub leasing: LeasingMetrics,
-    /// Credentials that are replaced or watched, as the leader sees them.
+    /// Metrics of the credentials that are replaced or watched. Only the leader sets these metrics.
     pub rotation: RotationMetrics,
-    /// Leadership, and changes that other controllers have made to CRDs and VMs.
+    /// Metrics of leadership, of CRDs, and of the Go controller's finalizers on VMs.
     pub leadership: LeadershipMetrics,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
 }
@@ -121,7 +125,7 @@ pub struct Metrics {
 pub struct PoolGauges {
     /// Number of addresses in the ranges of the pool.
     pub addresses: IntGaugeVec,
-    /// Number of addresses of the pool that can be allocated.
+    /// Number of addresses that can be allocated from the pool.
     pub available: IntGaugeVec,
     /// Number of claims in the ledger of the pool.
     pub allocated: IntGaugeVec,
@@ -305,9 +309,10 @@ impl Metrics {
         lock(&self.seen).insert(uid, old.flatten().unwrap_or(now));
     }
 
-    /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`, because
-    /// its address is published now, or is leased by its announcer. A later publication for this
-    /// LoadBalancer is not measured.
+    /// Records how long the LoadBalancer `uid` has waited for its address since
+    /// [`Self::start_wait`], and ends this measurement. To be called when the address is published,
+    /// or when the status says that the announcer leases it. Does nothing if no measurement runs.
+    /// So only the first call for a LoadBalancer counts.
     pub fn addressed(&self, uid: &str) {
         let began = lock(&self.seen).remove(uid);
         if let Some(began) = began {
@@ -315,8 +320,8 @@ impl Metrics {
         }
     }
 
-    /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`. The
-    /// measurement has no result, because the LoadBalancer is gone, or another process has
+    /// Ends the measurement that [`Self::start_wait`] started for the LoadBalancer `uid`, and
+    /// records nothing. To be called when the LoadBalancer is gone, or when another process has
     /// published its address.
     pub fn forget(&self, uid: &str) {
         lock(&self.seen).remove(uid);
@@ -398,7 +403,8 @@ impl MetricMaker<'_> {
         self.register(IntCounterVec::new(Opts::new(name, help), labels))
     }
 
-    /// Counters whose series exist from the start, at 0: one for each of the label's `values`.
+    /// Registers a counter with one series for each of the label's `values`. Each series starts
+    /// at 0.
     fn counters_from_zero(
         &self,
         name: &str,

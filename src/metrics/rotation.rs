@@ -36,7 +36,8 @@ metric_set! {
             &["namespace", "rotation", "credential", "rotated"],
         );
         /// 1 for a watched credential that no TokenRotation replaces, and that has expired or
-        /// expires soon. 0 for any other watched credential that expires.
+        /// expires soon. 0 for any other watched credential. A credential without an expiry has no
+        /// series.
         pub watched_overdue: IntGaugeVec = gauges(
             "hgo_credential_watched_overdue",
             "1 where a watched credential expires soon and is not replaced",
@@ -48,8 +49,8 @@ metric_set! {
             "Expiry of the API key for a Rancher",
             &["namespace", "secret", "key"],
         );
-        /// State of each API key that expires. 1: the key has expired, or Rancher rejects it, or it
-        /// expires soon and is not renewed. 0: none of these.
+        /// 1 for an API key that has expired, that Rancher rejects, or that expires soon and is not
+        /// renewed. 0 for any other API key. An API key without an expiry has no series.
         pub key_overdue: IntGaugeVec = gauges(
             "hgo_credential_api_key_overdue",
             "1 where that API key expires soon and is not renewed, or has expired",

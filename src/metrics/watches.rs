@@ -46,8 +46,9 @@ impl WatchMetrics {
         lock(&self.began).insert(resource.to_owned(), Instant::now());
     }
 
-    /// Removes the series of `resource`, because the resource is no longer watched or is not
-    /// served. The next call of [`Self::asked`] or [`Self::began`] begins a new series.
+    /// Removes the series of `resource`. To be called when the resource is no longer watched, or
+    /// when the API server does not serve it. The next call of [`Self::asked`] or [`Self::began`]
+    /// begins a new series.
     pub fn forget(&self, resource: &str) {
         lock(&self.began).remove(resource);
     }

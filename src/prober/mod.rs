@@ -85,11 +85,12 @@ impl Prober {
         (Self(Arc::clone(&shared)), Scheduler::new(shared))
     }
 
-    /// Sets the targets of a LoadBalancer. Removes its former targets that are not in `targets`. A
-    /// target with the id of a former one keeps the following:
-    /// * The address has changed: nothing. The target is a new one.
-    /// * The probe or the port of the check has changed: the verdict.
-    /// * Otherwise: the verdict and the results, even if a threshold, the timeout or the period has
+    /// Sets the targets of a LoadBalancer. Removes its former targets that are not in `targets`.
+    ///
+    /// A target that has the id of a former target may keep its verdict and its results:
+    /// * If its address has changed, the target is new and keeps neither.
+    /// * If the probe or the port of the check has changed, the target keeps only the verdict.
+    /// * Otherwise, the target keeps both, even if a threshold, the timeout or the period has
     ///   changed. A new period changes the times of the probes.
     ///
     /// A target whose address cannot belong to a backend is unhealthy and never probed.
@@ -154,7 +155,7 @@ impl Prober {
     }
 
     /// Sets the explanation that [`Self::why_doubted`] returns for LoadBalancers with doubted
-    /// targets. Empty: the explanation is [`ASKED`], which says that another replica is asked.
+    /// targets. An empty `why` stands for [`ASKED`], which says that another replica is asked.
     pub fn explain(&self, why: String) {
         let mut state = self.0.lock();
         if state.why_doubted != why {
@@ -164,8 +165,8 @@ impl Prober {
         }
     }
 
-    /// Explanation why failures of the LoadBalancer `lb` are doubted. `None`: none of its targets
-    /// is doubted.
+    /// Explanation why failures of targets of the LoadBalancer `lb` are doubted. `None`: no failure
+    /// of its targets is doubted.
     pub fn why_doubted(&self, lb: &str) -> Option<String> {
         let state = self.0.lock();
         let why = if state.why_doubted.is_empty() { ASKED } else { &state.why_doubted };
@@ -192,8 +193,8 @@ impl ProberShared {
         self.epoch.elapsed()
     }
 
-    /// Aborts the probes of removed targets, updates the numbers of targets and of doubted targets,
-    /// and wakes the scheduler.
+    /// Aborts the probes of the targets `dropped`, which the schedule no longer has. Then updates
+    /// the metric of the number of targets, calls [`Self::notify`], and wakes the scheduler.
     fn abort_dropped(&self, mut state: MutexGuard<'_, ProberState>, dropped: &[TargetKey]) {
         for key in dropped {
             if let Some(probe) = state.under_way.remove(key) {

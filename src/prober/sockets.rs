@@ -2,15 +2,15 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Maximum number of probes under way, however many file descriptors there are. It is enough for
-/// 10,000 targets with a period of 5 s that do not answer before the timeout of 3 s. They have
-/// 6,000 probes under way: 10,000 / 5 * 3. Each probe costs the kernel about 4 KiB.
+/// Maximum number of probes under way, however many file descriptors there are. It is enough even
+/// if 10,000 targets do not answer: with a period of 5 s and a timeout of 3 s, they have 6,000
+/// probes under way (10,000 / 5 * 3). Each probe costs the kernel about 4 KiB.
 const MOST: usize = 8_192;
 /// Number of file descriptors reserved for the rest of the process: connections to the API server,
 /// metrics, files.
 const RESERVED: usize = 256;
-/// Number of probes that may be under way even if there are few file descriptors. With so few
-/// probes, probing is slow, but does not stop.
+/// Number of probes that may always be under way, however few file descriptors there are. This
+/// number is small, so probing is slow then, but it does not stop.
 const LEAST: usize = 64;
 
 /// Raises the process's soft limit of open files to its hard limit. Returns the number of probes
@@ -35,8 +35,8 @@ pub(super) fn allowance() -> usize {
     most
 }
 
-/// Number of probes that may be under way if the limit of open files is `files`. `None`: there is
-/// no limit.
+/// Number of probes that may be under way if the limit of open files is `files`. `files: None`: the
+/// number of open files has no limit.
 fn allowed(files: Option<u64>) -> usize {
     let files = files.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
     files.saturating_sub(RESERVED).clamp(LEAST, MOST)

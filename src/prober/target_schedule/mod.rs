@@ -169,11 +169,15 @@ impl TargetSchedule {
         })
     }
 
-    /// Records the result of the probe of the target `key`. Sets the time of the target's next
-    /// probe: the first time on the target's grid after `now`. If the verdict on the target
-    /// flipped, returns the LoadBalancer, and whether the target is healthy now. `None`: the
-    /// verdict did not flip, or the target was removed. A failure flips no verdict while it is
-    /// doubted. `passed`: the result. `passed: None`: the probe showed nothing about the target.
+    /// Records the result of a probe of the target `key`, and sets the time of the target's next
+    /// probe (see [`next`]).
+    ///
+    /// `passed`: whether the target passed. `passed: None`: the probe showed nothing about the
+    /// target.
+    ///
+    /// If the verdict on the target flipped, returns the LoadBalancer, and whether the target is
+    /// healthy now. Otherwise returns `None`. A doubted failure flips no verdict. If the target was
+    /// removed, records nothing and returns `None`.
     pub(super) fn end(
         &mut self,
         key: TargetKey,
@@ -211,11 +215,13 @@ impl TargetSchedule {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Decides whether the failures of the target `key` are doubted. Precondition: they have just
-    /// reached the failure threshold of its check. `true`: the target stopped answering at the same
-    /// time as most VMs. Until the doubt ends, this target and the other unhealthy targets that
-    /// stopped answering at that time count as healthy. Failures that were doubted before are not
-    /// doubted again.
+    /// Doubts the failures of the target `key` if the target fell silent at a moment at which most
+    /// VMs fell silent. Then returns `true`, and the target counts as healthy until the doubt ends.
+    ///
+    /// If the moment was not known before, the other unhealthy targets that fell silent at this
+    /// moment are doubted too. Failures that were doubted before are not doubted again.
+    ///
+    /// Precondition: the failures have just reached the failure threshold of the target's check.
     fn doubts(&mut self, key: TargetKey, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
@@ -331,8 +337,9 @@ impl TargetSchedule {
         Some(entry)
     }
 
-    /// Moves the next probe of a target to the first time on the target's grid for the check's new
-    /// period. If a probe is under way, the end of this probe sets the time of the next one.
+    /// Applies the check's new period to the time of a target's next probe (see [`next`]). Changes
+    /// nothing if the target is refused. Changes nothing if its probe is under way, because the end
+    /// of that probe sets the next time.
     fn reschedule(&mut self, key: TargetKey, check: &CheckSettings, now: Duration) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if let Some(due) = entry.due.as_mut() {
