@@ -1,10 +1,10 @@
-//! Limit of the work that runs at the same time, shared fairly by several sources, such as
-//! namespaces. Each piece of work takes a place, or waits for one.
+//! Limit of the number of callers that work at the same time. Each caller takes a place, or waits
+//! for one. A caller belongs to a source, such as a namespace.
 //!
 //! Invariants:
 //! * Sources take turns. However many callers of one source wait, at most one of them gets a place
 //!   before the next waiting caller of another source.
-//! * A place is taken until its guard is dropped, whichever task holds the guard.
+//! * A place is taken until its [`CallerTurn`] is dropped, whichever task holds this value.
 //!
 //! tokio's `Semaphore` serves callers in the order of their arrival, so one source with many
 //! callers would delay all others.
@@ -33,13 +33,14 @@ struct TurnQueue<S: Clone + Eq + Hash> {
     order: VecDeque<S>,
 }
 
-/// A taken place: the caller may work as long as it holds this value. The drop gives the place to a
-/// waiting caller of the next source. If no caller waits, the place becomes free.
+/// A taken place: the caller may work as long as it holds this value. When the value is dropped,
+/// the place goes to a waiting caller of the next source. If no caller waits, the place becomes
+/// free.
 #[derive(Debug)]
 pub struct CallerTurn<S: Clone + Eq + Hash>(Option<Turns<S>>);
 
 impl<S: Clone + Eq + Hash> Turns<S> {
-    /// Creates a queue that lets `places` callers work at the same time.
+    /// Creates a limit that lets `places` callers work at the same time.
     pub fn new(places: usize) -> Self {
         let (waiting, order) = (HashMap::new(), VecDeque::new());
         Self(Arc::new(Mutex::new(TurnQueue { free: places, waiting, order })))
@@ -70,9 +71,9 @@ impl<S: Clone + Eq + Hash> Turns<S> {
         }
     }
 
-    /// Waits for the turn of `source`, lets the other tasks of this thread run, and gives the turn
-    /// back. If the queue has one place, callers thus return from here one at a time, and other
-    /// tasks run between two callers.
+    /// Waits for the turn of `source`, lets the other tasks of this thread run, and gives the place
+    /// back. If there is one place, callers return one at a time, and other tasks run before the
+    /// next caller returns.
     pub async fn pass(&self, source: S) {
         let turn = self.take(source).await;
         tokio::task::yield_now().await;

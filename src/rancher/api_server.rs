@@ -1,10 +1,11 @@
-//! Client of the API server that a kubeconfig names. Asks this server for the user of a token.
+//! Client of the API server that a kubeconfig names. The client asks this server for the user of a
+//! token.
 //!
-//! Invariants, which also hold for the client of a Rancher:
+//! Invariants, which the client of a Rancher keeps too:
 //!
 //! * A call uses HTTPS and is bounded in size.
 //! * A call ends at its deadline, however the server behaves.
-//! * An error leaves out each word of a server's text that may be a token.
+//! * An error contains no word of a server's text that may be a token.
 
 use std::time::Duration;
 
@@ -24,18 +25,23 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 impl ServerClient {
     /// Client for the API server that a kubeconfig names. The error says why no token may be sent
-    /// to the server.
+    /// to the server, or why its URL or its certificate authorities cannot be used.
     pub fn of(reach: &ServerEndpoint) -> Result<Self, String> {
         reach.check().map_err(|fault| fault.to_string())?;
         let authority = reach.authority.as_deref().map(pem).transpose()?;
         Self::new(&reach.server, authority.as_deref(), reach.server_name.as_deref())
     }
 
-    /// Tests whether the server accepts `token` as a token of `user`: asks the server for the
-    /// token's user. `Err`: why the last question failed. Results of a question:
-    /// * The server names `user`, or accepts the token but cannot name its user: the test succeeds.
-    /// * The server does not know the token yet, or forbids the question: it is asked again.
-    /// * Any other result is a fault. After two faults, or after the time `within`, the test fails.
+    /// Tests whether the server accepts `token` as a token of `user`. Repeats the request for the
+    /// token's user until the test ends:
+    /// * The test succeeds if the server names `user`, or accepts the token but cannot name its
+    ///   user.
+    /// * The test fails after two faults, or after the time `within`. A fault is an answer with
+    ///   another user, or an error other than [`RancherError::Unauthorized`] and
+    ///   [`RancherError::Forbidden`].
+    ///
+    /// `Err`: why the last complete request failed. If no request was complete, the text gives the
+    /// time.
     pub async fn accepts(
         &self,
         token: &SecretText,

@@ -1,11 +1,11 @@
 //! Cloud credentials in Rancher's API, and the Secrets that store them.
 //!
 //! Invariants:
-//! * A write patches only the content of a Secret, and the annotation with the expiry of the
+//! * A write patches only the kubeconfig in a Secret, and the annotation with the expiry of the
 //!   Secret's token.
 //! * The patch has the resourceVersion of the Secret that was read.
-//! * A Secret without annotations is never written: Rancher's server crashes on such a Secret, and
-//!   crashes again at each start.
+//! * A Secret without annotations is never written. Rancher's server crashes when it processes such
+//!   a Secret, and processes it again at each start.
 
 use std::collections::BTreeMap;
 
@@ -28,8 +28,8 @@ const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/
 const LIST: &str = "/v3/cloudCredentials?limit=3000";
 const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
 const NAMESPACE: &str = "cattle-global-data:";
-/// Annotation of Rancher 2.9.3 to 2.11: expiry of the token, in milliseconds since the epoch.
-/// Rancher's UI shows this expiry and warns of it.
+/// Annotation of a cloud credential's Secret in Rancher 2.9.3 to 2.11: expiry of the token, in
+/// milliseconds since the epoch. Rancher's UI shows this expiry and warns of it.
 const EXPIRATION: &str = "rancher.io/expiration-timestamp";
 
 /// The Secret of a cloud credential.
@@ -101,10 +101,11 @@ impl ServerClient {
     }
 
     /// Writes `content` into the Secret of the cloud credential `name`. Fails if the Secret has
-    /// changed after the read that returned `was`, or if the Secret has no annotations. `expires`:
-    /// expiry of the new token in `content`, for the Secret's annotation with the expiry, if there
-    /// is one. A token that does not expire removes the annotation. `expires: None`: `content` has
-    /// no new token, and the annotation stays as it is.
+    /// changed after the read that returned `was`, or if `was` has no annotations.
+    ///
+    /// `expires`: expiry of the new token in `content`. `None`: `content` has no new token. An
+    /// existing annotation with the expiry gets the new token's expiry. The annotation is removed
+    /// if the new token does not expire, and stays as it is if there is no new token.
     pub async fn write(
         &self,
         key: &SecretText,

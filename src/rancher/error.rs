@@ -12,10 +12,11 @@ use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
 
 /// Maximum length in bytes of a text that passes through [`safe`], and of the name of a call. A
-/// longer text is cut to this length, and a mark of 3 bytes is added.
+/// longer text is cut to this length, and then gets a mark of 3 more bytes.
 const LONGEST: usize = 200;
 /// Maximum length in bytes of a word in an error. A word consists of characters that occur in
-/// tokens. A longer word is left out, because it may be a secret. Names are usually shorter.
+/// tokens. A longer word is left out, because it may be a secret. Names of objects are usually
+/// shorter.
 const LONGEST_WORD: usize = 40;
 
 /// Name of a call in errors: the HTTP method and the path of the request. The query is left out,
@@ -45,25 +46,27 @@ impl fmt::Display for RancherCall {
 /// Reason why a call failed, with the name of the call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RancherError {
-    /// No complete answer arrived. The text says why. The server may have carried out a write.
+    /// No complete answer arrived. The text says why. If the call was a write, the server may have
+    /// carried it out.
     #[error("{0}: no answer: {1}")]
     Silent(RancherCall, String),
-    /// The token is expired, deleted, disabled or unknown. Rancher does not say which. Also: the
-    /// token is empty or is no valid header, so no request was sent.
+    /// The server does not accept the token. The token is expired, deleted, disabled, unknown or
+    /// limited to a cluster. Rancher does not say which. If the token is empty, or cannot be put
+    /// into a header, no request was sent.
     #[error("{0}: the token is not accepted")]
     Unauthorized(RancherCall),
     /// The token's user has no permission for the call.
     #[error("{0}: not allowed: {1}")]
     Forbidden(RancherCall, String),
-    /// The object does not exist, or the token's user has no right to see it. Also: the name of the
-    /// object is not valid, so no request was sent.
+    /// The object does not exist, the token's user has no right to see it, or the server does not
+    /// have the requested API. If the name of the object is not valid, no request was sent.
     #[error("{0}: not found: {1}")]
     NotFound(RancherCall, String),
     /// The object has been changed by another client since it was read.
     #[error("{0}: another client has changed the object")]
     Conflict(RancherCall),
-    /// Any other answer that is not a success. Also a request that was not sent (status 0), unless
-    /// [`Self::Unauthorized`] or [`Self::NotFound`] covers the reason.
+    /// Any failure that no other variant covers: an answer that is not a success, or a request that
+    /// was not sent (status 0).
     #[error("{call}: {}{message}", status_text(*status))]
     Refused {
         /// The refused call.

@@ -1,5 +1,8 @@
-//! Tokens that a rotation's plan makes. The plan names each token. Rancher stores this name as the
-//! token's description, and the token is found again by its description.
+//! A Rancher as the issuer of tokens: makes, lists, tests and revokes the tokens of an API key's
+//! user.
+//!
+//! The plan of a rotation gives each token a name. Rancher stores this name as the description of
+//! the token, and the operator finds the token by the description.
 
 use http::Method;
 
@@ -19,8 +22,8 @@ use crate::domain::credentials::token::TokenClaims;
 pub struct RancherIssuer {
     pub(super) rancher: ServerClient,
     pub(super) key: SecretText,
-    /// Certificate authorities of the Rancher from the spec, in PEM. `None`: the spec contains
-    /// none.
+    /// Certificate authorities that may have signed the Rancher's certificate, in PEM. `None`: the
+    /// authorities that the system trusts.
     authority: Option<String>,
 }
 
@@ -42,8 +45,7 @@ pub struct IssuedTokens {
 pub struct TokenFault {
     /// Text for a message: why the new token cannot be used.
     pub why: String,
-    /// Whether another try may succeed, because a replica of Rancher perhaps does not know the
-    /// token yet.
+    /// Whether another try may succeed: a replica of Rancher perhaps does not know the token yet.
     pub may_pass: bool,
 }
 
@@ -63,17 +65,18 @@ impl TokenFault {
 pub struct TokenLife {
     /// Name, time of issue and expiry of the token.
     pub claims: TokenClaims,
-    /// Whether the token is accepted. `None`: unknown, because Rancher does not show the token to
-    /// the API key. A token of another issuer counts as accepted.
+    /// Whether the token is accepted. `None`: unknown, because Rancher shows nothing about the
+    /// token to the API key. A token of another issuer counts as accepted, because Rancher is not
+    /// asked about it.
     pub alive: Option<bool>,
-    /// Whether Rancher shows the tokens of the key's user to the API key, but not this token.
-    /// `true`: the token was deleted, or belongs to another user.
+    /// Whether an answer of Rancher lacks the token, and the reason is unknown. Either the token
+    /// was deleted, or it belongs to another user.
     pub is_missing: bool,
 }
 
 impl TokenLife {
-    /// Describes the credential `token` in a target. `self`: state of `token`.
-    /// `in_cloud_credential`: whether the target is a cloud credential.
+    /// Describes the credential in a target. `self`: state of the credential. `token`: text of the
+    /// credential. `in_cloud_credential`: whether the target is a cloud credential.
     pub fn held(self, token: &SecretText, in_cloud_credential: bool) -> TargetCredential {
         let report = IssuerReport::of(token, &self.claims, in_cloud_credential);
         TargetCredential {
@@ -105,9 +108,9 @@ impl RancherIssuer {
         Ok(IssuedTokens { api, user, tokens, now: date })
     }
 
-    /// ID of the API key's user, from the list of tokens (`listed`), or else from a
-    /// SelfSubjectReview. Any token of a /v3 list gives the ID, because /v3 lists only the tokens
-    /// of the key's user.
+    /// ID of the API key's user. Comes from a token in the list `listed`, or else from a
+    /// SelfSubjectReview. In a list of the API /v3, any token will do, because /v3 lists only the
+    /// tokens of the key's user. In a list of ext.cattle.io, only the API key's own token will do.
     async fn user(&self, api: TokenApi, listed: &[ListedToken]) -> Result<String, RancherError> {
         let name = self.key.claims().name;
         let own = |token: &&ListedToken| api == TokenApi::V3 || token.name == name;
@@ -146,11 +149,15 @@ impl RancherIssuer {
         Ok((value, made))
     }
 
-    /// Tests the new token `value`: the server where it will be used must accept it, and a read of
-    /// the token from Rancher must succeed. That server is:
-    /// * `reach`, if it is given;
-    /// * otherwise, through Rancher, the API server of `cluster`, which alone accepts the token;
-    /// * if `cluster` is `None` too, through Rancher, the API server of Rancher's own cluster.
+    /// Tests the new token `value`. Succeeds if both are true:
+    /// * The server where the token will be used accepts the token, and does not identify it as
+    ///   another token.
+    /// * A read of the token from Rancher succeeds.
+    ///
+    /// `cluster`: the only cluster that accepts the token. `None`: the token is not limited.
+    /// `reach`: server where the token will be used. `None`: the API server of `cluster`, or of
+    /// Rancher's own cluster if there is no `cluster`. Rancher forwards requests to this API
+    /// server.
     pub async fn verify(
         &self,
         value: &SecretText,
@@ -184,9 +191,10 @@ impl RancherIssuer {
         }
     }
 
-    /// State of the token `value`, as Rancher reports it to the API key. The call does not use the
-    /// token itself: the token may belong to another user, and Rancher would record that this user
-    /// has used it.
+    /// State of the token `value`, from the list `issued` or from a read with the API key. For a
+    /// token of another issuer, the state comes from the token's own claims. The token itself is
+    /// not used, because it may belong to another user. Rancher would record that this user has
+    /// used the token.
     pub async fn life(
         &self,
         value: &SecretText,
@@ -239,9 +247,9 @@ impl RancherIssuer {
         Ok(())
     }
 
-    /// Client for a cluster behind this Rancher. `Err`: why the server cannot be used. `reach`:
-    /// server of the cluster, from a kubeconfig. If the kubeconfig has no certificate authorities,
-    /// those of the spec are trusted.
+    /// Client for the cluster behind this Rancher that `reach` names. `Err`: why `reach` cannot be
+    /// used. If `reach` has no certificate authorities, the same ones are trusted as for the
+    /// Rancher.
     pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<ServerClient, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),
@@ -258,8 +266,8 @@ impl IssuedTokens {
         Self { api: TokenApi::V3, user: String::new(), tokens: Vec::new(), now: None }
     }
 
-    /// Descriptions of the tokens that a rotation's plan made. Such a description consists of
-    /// `prefix`, a dash and a number. Sorted and without duplicates.
+    /// Descriptions of the tokens that were made for a rotation's plan. Such a description consists
+    /// of `prefix`, a dash and a number. The result is sorted and has no duplicates.
     pub fn named(&self, prefix: &str) -> Vec<String> {
         let ours = |token: &&ListedToken| number(&token.description, prefix).is_some();
         let mut names: Vec<String> =
@@ -290,7 +298,7 @@ fn life(token: &ListedToken, now: Option<Seconds>) -> TokenLife {
 }
 
 /// Whether the text can be a name that a plan gives: it has only lower-case letters, digits, dots
-/// and dashes, and at least one dash. A sentence has other characters too.
+/// and dashes, and at least one dash. A description in words is not such a name.
 fn is_name(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     text.contains('-') && text.chars().all(fits)

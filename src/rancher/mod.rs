@@ -1,12 +1,14 @@
-//! The client of a Rancher server: the few calls that are needed to replace a credential.
+//! Client of a Rancher, of a cluster behind it, and of an API server that a kubeconfig names. The
+//! client has only the few calls that are needed to replace a credential.
 //!
-//! Only this module and the prober connect to a server other than the API server. The URL of the
-//! server to which this module connects comes from a spec, from the Secret of an API key, from a
-//! kubeconfig, or from an option of a command.
+//! Only this module and the prober connect to a server other than the API server. The URL to which
+//! this module connects comes from a spec, from the Secret of an API key, from a kubeconfig, or
+//! from an option of a command.
 //!
 //! Invariants:
 //!
-//! * A call is sent once, over HTTPS, and only to this server. It is bounded in time and size.
+//! * A call is sent once, over HTTPS, and only to the server at this URL. It is bounded in time and
+//!   size.
 //! * A [`RancherError`] holds no secret.
 
 mod api_server;

@@ -15,14 +15,14 @@ use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
 use crate::domain::credentials::secret_text::SecretText;
 
 /// Maximum number of namespaces in which the rights of a token are reviewed, if the caller names no
-/// namespaces. If the user may see more, and the rights in the reviewed namespaces do not suffice,
-/// the result is [`TokenRights::Unknown`].
+/// namespaces. The result is [`TokenRights::Unknown`] if there are more namespaces, and the rights
+/// in the reviewed ones do not suffice.
 const MOST_NAMESPACES: usize = 16;
 /// Time limit for all reviews of the rights of one token. It is short, because the reviews are part
 /// of a reconcile of a TokenRotation, and few of these reconciles run at the same time.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
-/// Path of the list of namespaces that a user may see. Rancher's UI offers this list for the choice
-/// of the machines' namespace.
+/// Path of the list of namespaces that a user may see. The rights are reviewed in these namespaces,
+/// because Rancher's UI offers the same list when a user chooses the namespace of the machines.
 const NAMESPACES: &str = "/v1/namespaces";
 
 /// Result of a review of the rights that Rancher's node driver needs.
@@ -30,16 +30,17 @@ const NAMESPACES: &str = "/v1/namespaces";
 pub enum TokenRights {
     /// The bearer has all needed rights, cluster-wide or in one namespace.
     Enough,
-    /// A needed right is missing. The text names the first right that is missing cluster-wide.
+    /// Needed rights are missing cluster-wide, and also in each reviewed namespace. The text names
+    /// the first right that is missing cluster-wide.
     Lacking(String),
     /// The review could not be made. The text says why.
     Unknown(String),
 }
 
 impl RancherIssuer {
-    /// Reviews whether the bearer of a token has the rights that Rancher's node driver needs, at
-    /// the server that `reach` names. `Err`: the server does not accept the token. Another try may
-    /// succeed, because a replica of Rancher perhaps does not know the token yet.
+    /// Asks the server that `reach` names whether the bearer of a token has the rights that
+    /// Rancher's node driver needs. `Err`: the server does not accept the token, perhaps because a
+    /// replica of Rancher does not know the token yet. So another try may succeed.
     pub async fn rights(
         &self,
         value: &SecretText,

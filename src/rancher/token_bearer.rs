@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::{RancherError, ServerClient, parsed, plain};
 use crate::domain::credentials::secret_text::SecretText;
 
-/// Path of SelfSubjectAccessReviews, which every account may create at every API server. The
-/// request succeeds if the server accepts the token, and fails otherwise.
+/// Path of SelfSubjectAccessReviews. Every account may create such a review at every API server. So
+/// the creation succeeds if the server accepts the token, and fails otherwise.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 /// Path of a review that names the user of a token.
 pub(super) const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";

@@ -7,7 +7,8 @@ impl RancherIssuer {
     /// Whether a token differs from the earlier report `seen`. Makes one call with the API key, and
     /// does not use the token itself. `true` in these cases:
     /// * The token is disabled now, or has another expiry.
-    /// * Rancher does not show the token to the API key any more, or does not accept the API key.
+    /// * Rancher does not show the token to the API key any more.
+    /// * Rancher does not accept the API key, or does not allow the call.
     ///
     /// `false` after any other failure, such as a missing answer.
     pub async fn differs(&self, seen: &IssuerReport) -> bool {

@@ -2,13 +2,16 @@
 //!
 //! There are two kinds of tokens:
 //!
-//! * Tokens of the API /v3, which every version of Rancher has so far.
-//! * Tokens of the API ext.cattle.io. Their names begin with `ext/` here, as their secrets do.
+//! * Tokens of the API /v3. Every version of Rancher so far has this API.
+//! * Tokens of the API ext.cattle.io. The operator puts `ext/` before their names. Their secrets
+//!   begin with `ext/` too.
 //!
-//! This module uses ext.cattle.io to make and list tokens only where /v3 is gone, for two reasons.
-//! Before Rancher 2.12 a plain user may not use ext.cattle.io (403). And ext.cattle.io is an
-//! aggregated API, which may be unavailable while /v3 works. A token with a known name is read and
-//! revoked by the API of its kind.
+//! A token with a known name is read and revoked by the API of its kind. The API /v3 makes and
+//! lists tokens. ext.cattle.io makes and lists them only if the server does not have /v3, for two
+//! reasons:
+//!
+//! * Before Rancher 2.12, a plain user may not use ext.cattle.io: the answer is 403.
+//! * ext.cattle.io is an aggregated API, which may be unavailable while /v3 works.
 //!
 //! Invariant: the expiry of a token is computed from its creation and its lifetime, because
 //! `expiresAt` is empty at first, and wrong after a change of the lifetime.
@@ -28,7 +31,8 @@ const V3: &str = "/v3/tokens";
 const EXT: &str = "/apis/ext.cattle.io/v1/tokens";
 const EXT_PREFIX: &str = "ext/";
 
-/// APIs for tokens. Only one of the two is used to make and list the tokens of a Rancher.
+/// An API for tokens. Tokens of a Rancher are made and listed by one API only: `V3` if the Rancher
+/// has it, or else `Ext`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenApi {
     /// `/v3/tokens`.
@@ -85,9 +89,11 @@ pub struct MintedToken {
 /// A request for a new token.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenOrder<'a> {
-    /// Lifetime in seconds. Rancher may grant less, which only [`ListedToken::expires`] shows.
+    /// Lifetime in seconds. Rancher may grant less: [`ListedToken::expires`] shows the granted
+    /// expiry.
     pub lifetime: i64,
-    /// Description of the token. The token is found by its description if the answer is lost.
+    /// Description of the token. If Rancher's answer to the request is lost, the token is found by
+    /// this description.
     pub description: &'a str,
     /// The only cluster that shall accept the token. `None`: no limit.
     pub cluster: Option<&'a str>,
@@ -154,10 +160,10 @@ struct NewList {
 }
 
 impl ServerClient {
-    /// Makes a token for the user of the key. `api`: the API that [`Self::tokens`] found.
+    /// Makes a token for the user of the key. `api`: the API in the result of [`Self::tokens`].
     ///
-    /// If the answer is lost, the token may exist, but its secret is lost. [`Self::tokens`] lists
-    /// such a token, and the description identifies it.
+    /// If Rancher's answer is lost, the token may exist, but its secret is lost. [`Self::tokens`]
+    /// then lists the token with the description in `order`.
     pub async fn mint(
         &self,
         key: &SecretText,
@@ -207,8 +213,9 @@ impl ServerClient {
         minted(&answer, form.token(&answer)?, secret)
     }
 
-    /// Lists the tokens of the key's user. If the server does not have the API /v3 any more, an
-    /// administrator gets the tokens of all users.
+    /// Lists tokens by the API /v3, which lists only the tokens of the key's user. If the server
+    /// does not have /v3, lists them by ext.cattle.io, which lists the tokens of all users to an
+    /// administrator.
     pub async fn tokens(&self, key: &SecretText) -> Result<DatedAnswer<TokenList>, RancherError> {
         let answer = match self.send(key, Method::GET, V3, None).await {
             Ok(answer) => answer,
@@ -228,7 +235,7 @@ impl ServerClient {
     }
 
     /// Reads the token with this name. `None`: no such token is visible to the user of `key`. A
-    /// token can always read itself, unless it is limited to a cluster.
+    /// token that is not limited to a cluster can read itself.
     pub async fn token(
         &self,
         key: &SecretText,

@@ -8,14 +8,13 @@
 //! * An answer's body of more than [`LONGEST_BODY`] is an error.
 //! * Connecting and the whole call have deadlines.
 //! * A call is sent once and never repeated.
-//! * An error contains no data that may hold a token. Such data is wiped from memory, except the
-//!   copies that libraries make.
+//! * A call is over, and its connection is closed, when its future ends or is dropped.
+//! * An error contains no data that may hold a token. Data that may hold a token is wiped from
+//!   memory, except the copies that libraries make.
 //!
-//! This module uses hyper and not `kube::Client`, because a call must be over when its future is
-//! dropped. `kube::Client` and hyper-util's client run background tasks, which may outlive that
-//! future. Here the future of a call contains the connection, so the connection is closed as soon
-//! as the call ends or is dropped. The invariants alone would allow `kube::Client`, without its
-//! retries and its pool of connections.
+//! This module uses hyper and not `kube::Client`, because `kube::Client` and hyper-util's client
+//! run background tasks. These tasks may outlive the future of a call. Here this future contains
+//! the connection, and no task runs in the background.
 
 use std::fmt;
 use std::io;
@@ -98,10 +97,10 @@ impl WireAnswer {
 }
 
 impl ServerClient {
-    /// Client for the server at a URL. `Err`: why the URL or the authorities cannot be used.
-    /// `authorities`: certificate authorities that may have signed the server's certificate, in
-    /// PEM. `authorities: None`: those that the system trusts. `name`: the name in the server's
-    /// certificate, if it differs from the URL's host.
+    /// Client for the server at a URL. `authorities`: certificate authorities that may have signed
+    /// the server's certificate, in PEM. `None`: the authorities that the system trusts. `name`:
+    /// the name in the server's certificate. `None`: the URL's host. `Err`: why the URL, the
+    /// authorities or the name cannot be used.
     pub fn new(url: &str, authorities: Option<&str>, name: Option<&str>) -> Result<Self, String> {
         let tls = if let Some(pem) = authorities {
             tls::trusting(pem)
@@ -268,8 +267,9 @@ impl ServerClient {
     }
 }
 
-/// Reads a text from a Rancher without authentication. `url`: URL of the Rancher. `path`: path of
-/// the text. The server's certificate is not verified, so the caller must check the text.
+/// Reads a text from a Rancher by a request without a token. The server's certificate is not
+/// verified, so the caller must check the text. `url`: URL of the Rancher. `path`: path of the
+/// text.
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let call = RancherCall::new(&Method::GET, path);
     let unfit = |message| RancherError::Refused { call: call.clone(), status: 0, message };
