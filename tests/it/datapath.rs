@@ -316,6 +316,13 @@ async fn leads_to_ready_vms(
         anyhow::Ok(now.is_some_and(|service| !service.annotations().contains_key(IGNORE)))
     })
     .await?;
+    // The announcer may bind the address now, and kube-proxy may be late on a busy machine.
+    rules(node, mode, "rules without the removed listener", |rules| {
+        let mut of_address =
+            rules.lines().filter(|line| line.contains(&VIP.to_string())).peekable();
+        of_address.peek().is_some() && of_address.all(|line| !line.contains("removed"))
+    })
+    .await?;
     client.hears(Protocol::Tcp, at, &["one", "two"]).await?;
     // kube-vip drops other packets a moment after it has bound the address.
     eventually(SOON, "silence of the removed port", async || {

@@ -393,7 +393,7 @@ async fn a_tenant_is_served_while_strangers_do_what_they_can() -> Result<()> {
         anyhow::Ok(())
     };
     let measuring = async {
-        let waits = NeighbourWaits::measure(&cluster, "default", Instant::now() + lasting).await;
+        let waits = NeighbourWaits::measure_beside(&cluster, "default", lasting, &quiet).await;
         let ready = operator.get("/readyz").await;
         over.store(true, Ordering::Relaxed);
         anyhow::Ok((waits?, ready?))

@@ -12,6 +12,9 @@ use testbed::eventually;
 
 use crate::support::{Cluster, SOON, address};
 
+/// Number of measurements, of which one must be near the quiet one.
+const MEASUREMENTS: u32 = 3;
+
 /// Waiting times of another tenant: for addresses, and, as the floor, for the same number of
 /// writes of an object without a controller.
 #[derive(Debug)]
@@ -58,6 +61,25 @@ impl NeighbourWaits {
         waits.addresses.sort();
         waits.floor.sort();
         Ok(waits)
+    }
+
+    /// Measures until the waits are near those of quiet times, three times at most, and returns the
+    /// last result. A burst of load on the machine slows one measurement, because the 99th
+    /// percentile of 100 waits is nearly the longest one; a hostile caller slows each of them.
+    pub(super) async fn measure_beside(
+        cluster: &Cluster,
+        namespace: &str,
+        lasting: Duration,
+        quiet: &Self,
+    ) -> Result<Self> {
+        for _ in 1..MEASUREMENTS {
+            let waits = Self::measure(cluster, namespace, Instant::now() + lasting).await?;
+            match waits.ensure_near(quiet) {
+                Ok(()) => return Ok(waits),
+                Err(e) => println!("measured again: {e}"),
+            }
+        }
+        Self::measure(cluster, namespace, Instant::now() + lasting).await
     }
 
     /// Checks that the 99th percentile is at most three times that of quiet times. The cores slow a

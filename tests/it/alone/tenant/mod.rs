@@ -263,7 +263,7 @@ async fn a_hostile_tenant_gains_nothing_and_delays_none() -> Result<()> {
         anyhow::Ok(())
     };
     let measuring = async {
-        let waits = NeighbourWaits::measure(&cluster, "theirs", Instant::now() + lasting).await;
+        let waits = NeighbourWaits::measure_beside(&cluster, "theirs", lasting, &quiet).await;
         let many = eventually(LATER, "accepted requests", async || {
             done.load(Ordering::Relaxed) > 10 * seconds
         })
